@@ -1,0 +1,37 @@
+"""Aggregates: the mean over what, as a value. ``klamp.stats`` turns it into weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from klamp.errors import UserError
+from klamp.guards import check_choice
+
+KINDS = ("token_mean", "sequence_mean", "sequence_sum", "prompt_mean")
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """How token losses become one loss.
+
+    token_mean: sum / tokens (DAPO). sequence_mean: mean over responses of the mean over tokens (GRPO).
+    sequence_sum: mean over responses of the sum over tokens / ``divisor``, a constant (Dr. GRPO). prompt_mean: mean
+    over prompts of the mean over the prompt's tokens. ``rows``: whether responses without a token count
+    (``all``, as TRL does) or not (``nonempty``).
+    """
+
+    kind: str = "token_mean"
+    divisor: float | None = None
+    rows: str = "nonempty"
+
+    def __post_init__(self) -> None:
+        check_choice("aggregate", self.kind, KINDS)
+        check_choice("rows", self.rows, ("nonempty", "all"))
+        if self.divisor is not None:
+            if self.kind != "sequence_sum":
+                raise UserError(f"{self.kind} takes no divisor; sequence_sum(divisor=...) does")
+            if isinstance(self.divisor, bool) or not 0.0 < self.divisor < math.inf:
+                raise UserError(f"divisor={self.divisor!r} must be a finite number above 0")
+        if self.rows != "nonempty" and self.kind not in ("sequence_mean", "sequence_sum"):
+            raise UserError(f"{self.kind} does not average over rows; rows= belongs to sequence_mean and sequence_sum")

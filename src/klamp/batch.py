@@ -1,0 +1,214 @@
+"""Batch: what a policy loss is computed from, checked once; and the log-ratios between its policies.
+
+This is the one room that subtracts log-probs. Masked positions are selected away before any arithmetic that
+could overflow, so nothing stored in padding can reach a loss, a gradient or a metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from klamp.errors import UserError
+
+ROLES = ("new", "old", "rollout", "ref")
+Missing = Literal["row", "token", "raise"]
+
+
+class Batch:
+    """Log-probs of sampled tokens under several policies, advantages and a mask; shapes [B, T] (responses, tokens).
+
+    ``logp_new``: under the policy being trained, with gradient. ``logp_old``: before the update. ``logp_rollout``:
+    as the sampler recorded them; NaN means missing. ``logp_ref``: under the reference policy. ``advantages``: [B]
+    or [B, T]. ``mask``: true where a token counts. ``entropy``: [B, T], nats. ``divergences``: name -> [B, T] whole-
+    distribution divergences. ``group``, ``reward``: [B]. ``row``: [B], or [B, T] where several responses are packed
+    into one row. ``segment``: [B, T] turn numbers.
+
+    ``missing``: what a missing ``logp_rollout`` does: exclude the ``row`` (default), the ``token``, or ``raise``;
+    ``missing_rows`` counts the rows excluded. ``validate=False`` skips the checks of values, never those of shapes.
+
+    Raises UserError naming the field and the first offending position. On CUDA non-finite values are counted in
+    ``nonfinite`` instead, without waiting for the device; the objective reports the count with its metrics.
+    """
+
+    def __init__(
+        self,
+        logp_new: Float[Tensor, "B T"],
+        logp_old: Float[Tensor, "B T"],
+        advantages: Float[Tensor, "B"] | Float[Tensor, "B T"],
+        mask: Bool[Tensor, "B T"],
+        *,
+        logp_rollout: Float[Tensor, "B T"] | None = None,
+        logp_ref: Float[Tensor, "B T"] | None = None,
+        entropy: Float[Tensor, "B T"] | None = None,
+        divergences: Mapping[str, Float[Tensor, "B T"]] | None = None,
+        group: Int[Tensor, "B"] | None = None,
+        row: Int[Tensor, "B"] | Int[Tensor, "B T"] | None = None,
+        segment: Int[Tensor, "B T"] | None = None,
+        reward: Float[Tensor, "B"] | None = None,
+        missing: Missing = "row",
+        validate: bool = True,
+    ) -> None:
+        self.logp_new, self.logp_old = logp_new, logp_old
+        self.logp_rollout, self.logp_ref = logp_rollout, logp_ref
+        self.advantages, self.mask = advantages, mask
+        self.entropy, self.divergences = entropy, dict(divergences or {})
+        self.group, self.row, self.segment, self.reward = group, row, segment, reward
+        self.nonfinite: Int[Tensor, ""] | None = None
+        self.missing_rows: Int[Tensor, ""] | None = None
+        self._check_fields()
+        if advantages.ndim == 1:
+            self.advantages = advantages.unsqueeze(1)
+        if logp_rollout is not None:
+            self._apply_missing(logp_rollout, missing)
+        if validate:
+            self._check_values()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.mask.shape[0], self.mask.shape[1]
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """The names of the optional information that this batch carries."""
+        fields = ("logp_rollout", "logp_ref", "entropy", "group", "row", "segment", "reward")
+        return frozenset(name for name in fields if getattr(self, name) is not None) | frozenset(
+            f"divergences[{name}]" for name in self.divergences
+        )
+
+    @property
+    def packed(self) -> bool:
+        return self.row is not None and self.row.ndim == 2
+
+    def logp(self, role: str) -> Float[Tensor, "B T"]:
+        value: Tensor | None = getattr(self, f"logp_{role}")
+        if value is None:
+            raise UserError(f"the spec compares with the {role} policy: give logp_{role}= to Batch")
+        return value
+
+    def log_ratio(self, ratio: str, scope: str = "token", reduce: str = "mean") -> Float[Tensor, "B *T"]:
+        """x = log(numerator / denominator), detached, at least float32, 0 at masked positions.
+
+        ``scope='sequence'``: the mean or the sum of x over the tokens of a response, [B, 1] ([B, T] if packed).
+        """
+        numerator, _, denominator = ratio.partition("/")
+        x = _wide(self.logp(numerator)) - _wide(self.logp(denominator))
+        x = torch.where(self.mask, x, 0.0)
+        if scope == "token":
+            return x
+        total = self.sequence_sum(x)
+        return total if reduce == "sum" else total / self.sequence_sum(self.mask).clamp(min=1)
+
+    def sequence_sum(self, values: Tensor) -> Tensor:
+        """Sums over each response, broadcastable to [B, T]: [B, 1], or [B, T] where rows are packed."""
+        if not self.packed:
+            return values.sum(dim=1, keepdim=True)
+        slots, index = self._packing
+        value = values.to(torch.int64) if values.dtype == torch.bool else values
+        totals = torch.zeros(slots, dtype=value.dtype, device=value.device)
+        return totals.index_add(0, index.reshape(-1), value.reshape(-1))[index]
+
+    @cached_property
+    def _packing(self) -> tuple[int, Tensor]:
+        assert self.row is not None
+        identity, index = torch.unique(self.row, return_inverse=True)
+        return identity.numel(), index
+
+    def sequence_count(self) -> tuple[Int[Tensor, ""], Int[Tensor, ""]]:
+        """The numbers of responses with at least one unmasked token, and of all responses."""
+        slots = self._packing[0] if self.packed else self.shape[0]
+        return self._count_sequences(self.mask), torch.tensor(slots, device=self.mask.device)
+
+    def _count_sequences(self, flags: Tensor) -> Int[Tensor, ""]:
+        """The number of responses with a true flag."""
+        if not self.packed:
+            return flags.any(dim=1).sum()
+        slots, index = self._packing
+        flagged = torch.zeros(slots, dtype=torch.int64, device=flags.device)
+        return (flagged.index_add(0, index.reshape(-1), flags.expand(self.shape).reshape(-1).to(torch.int64)) > 0).sum()
+
+    # --- checks ---------------------------------------------------------------------------------------------
+
+    def _check_fields(self) -> None:
+        mask = self.mask
+        if not isinstance(mask, Tensor) or mask.ndim != 2:
+            raise UserError(f"mask must be a tensor of shape [B, T]; got {_describe(mask)}")
+        if mask.dtype != torch.bool:
+            raise UserError(f"mask must be boolean; got {mask.dtype}: write mask.bool()")
+        b, t = self.shape
+        either = ((b,), (b, t))
+        shapes: dict[str, tuple[tuple[int, ...], ...]] = {
+            **{f"logp_{role}": ((b, t),) for role in ROLES},
+            "advantages": either, "entropy": ((b, t),), "segment": ((b, t),), "row": either,
+            "group": ((b,),), "reward": ((b,),),
+        }  # fmt: skip
+        values = {name: getattr(self, name) for name in shapes}
+        values |= {f"divergences[{name}]": value for name, value in self.divergences.items()}
+        for name, value in values.items():
+            if value is None and name not in ("logp_new", "logp_old", "advantages"):
+                continue
+            allowed = shapes.get(name, ((b, t),))
+            if not isinstance(value, Tensor) or tuple(value.shape) not in allowed:
+                wanted = " or ".join(str(list(shape)) for shape in allowed)
+                raise UserError(
+                    f"{name} must be a tensor of shape {wanted} (mask is [{b}, {t}]); got {_describe(value)}"
+                )
+            integral = name in ("group", "row", "segment")
+            if integral == value.is_floating_point() or value.dtype == torch.bool:
+                kind = "integer" if integral else "floating-point"
+                raise UserError(f"{name} must be {kind}; got {value.dtype}")
+            if value.device != mask.device:
+                raise UserError(f"{name} is on {value.device}, mask on {mask.device}; put both on one device")
+
+    def _apply_missing(self, rollout: Tensor, missing: Missing) -> None:
+        gone = torch.isnan(rollout) & self.mask
+        if missing == "raise":
+            _raise_first("logp_rollout", rollout, gone)
+        elif missing == "token":
+            self.mask = self.mask & ~gone
+        elif missing == "row":
+            broken = self.sequence_sum(gone) > 0
+            self.missing_rows = self._count_sequences(broken)
+            self.mask = self.mask & ~broken
+        else:
+            raise UserError(f"missing={missing!r} is unknown; choose 'row', 'token' or 'raise'")
+
+    def _check_values(self) -> None:
+        counted: list[Tensor] = []
+        names = ["logp_new", "logp_old", "logp_rollout", "logp_ref", "advantages", "entropy"]
+        for name in names:
+            value: Tensor | None = getattr(self, name)
+            if value is None:
+                continue
+            bad = ~torch.isfinite(value.detach()) & self.mask
+            if bad.device.type == "cpu":
+                if bool(bad.any()):
+                    _raise_first(name, value.expand(self.shape), bad)
+            else:
+                counted.append(bad.sum())
+        if counted:
+            self.nonfinite = torch.stack(counted).sum()
+
+
+def _wide(logp: Tensor) -> Tensor:
+    value = logp.detach()
+    return value if value.dtype in (torch.float32, torch.float64) else value.float()
+
+
+def _describe(value: object) -> str:
+    return f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _raise_first(name: str, value: Tensor, bad: Tensor) -> None:
+    if bool(bad.any()):
+        row, column = (int(i) for i in bad.nonzero()[0])
+        many = int(bad.sum())
+        raise UserError(
+            f"{name}[{row}, {column}] = {float(value[row, column])} at an unmasked position ({many} in all); "
+            "mask the position, or find out where the forward pass broke"
+        )

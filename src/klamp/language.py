@@ -1,0 +1,257 @@
+"""The language of specs: ``grpo(epsilon=0.2) + sequence_mask(high=3.0)``, names of presets and parts.
+
+The grammar is Python's own call syntax, read with ``ast`` and never evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from klamp.aggregates import KINDS, Aggregate
+from klamp.errors import UserError, did_you_mean
+from klamp.factors import TRANSFORMS, Factor
+from klamp.guards import Guard, gate
+from klamp.measures import FAMILIES, measure
+from klamp.penalties import Penalty
+from klamp.regions import region
+from klamp.spec import PENALTIES, Part, Spec, of_part, value_text
+
+
+def guard(**arguments: Any) -> Guard:
+    """A guard from the arguments of ``region`` and of ``Guard``."""
+    names = ("measure", "radius", "radius_low", "radius_high", "ratio_low", "ratio_high")
+    where = {name: arguments.pop(name) for name in names if name in arguments}
+    if "gate" in arguments:
+        arguments["gate"] = gate(arguments["gate"])
+    return Guard(region(**where), **arguments)
+
+
+def _aggregate(kind: str) -> Callable[..., Aggregate]:
+    def build(divisor: float | None = None, rows: str = "nonempty") -> Aggregate:
+        return Aggregate(kind, divisor, rows)
+
+    return build
+
+
+PARTS: dict[str, Callable[..., Part]] = {
+    "guard": guard,
+    "factor": Factor,
+    **PENALTIES,
+    **{kind: _aggregate(kind) for kind in KINDS},
+}
+VALUES: dict[str, Callable[..., Any]] = {**TRANSFORMS, **FAMILIES, "measure": measure}
+
+
+# --- presets --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A published method: a function from the paper's symbols to a spec, with its source."""
+
+    build: Callable[..., Spec]
+    equation: str
+    citation: str
+    deviation: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.build.__name__
+
+    @property
+    def summary(self) -> str:
+        return (self.build.__doc__ or "").strip().splitlines()[0]
+
+    @property
+    def signature(self) -> inspect.Signature:
+        return inspect.signature(self.build, eval_str=False)
+
+
+PRESETS: dict[str, Preset] = {}
+
+
+def register(equation: str, citation: str, deviation: str = "") -> Callable[[Callable[..., Spec]], Callable[..., Spec]]:
+    """Make a function a preset under its own name; it also gains ``aggregate=`` and ``penalty=``."""
+
+    def add(build: Callable[..., Spec]) -> Callable[..., Spec]:
+        PRESETS[build.__name__] = Preset(build, equation, citation, deviation)
+        return build
+
+    return add
+
+
+def preset(name: str, *args: Any, **arguments: Any) -> Spec:
+    """The spec of a published method, by name: ``preset("atr_grpo", delta=0.02)``.
+
+    ``aggregate``: an Aggregate or its text, in place of the method's own. ``penalty``: one penalty or several, added.
+    Raises UserError for unknown names and arguments, with the nearest valid ones.
+    """
+    if name not in PRESETS:
+        raise UserError(f"unknown preset {name!r}; {did_you_mean(str(name), PRESETS)}")
+    found = PRESETS[name]
+    aggregate, penalty = arguments.pop("aggregate", None), arguments.pop("penalty", None)
+    bound = _bind(name, found.build, args, arguments, extra=("aggregate", "penalty"))
+    spec = found.build(*bound.args, **bound.kwargs)
+    shown: dict[str, Any] = dict(bound.arguments)
+    if aggregate is not None:
+        mean = _part(aggregate, Aggregate, "aggregate")
+        spec, shown["aggregate"] = replace(spec, aggregate=mean), mean
+    if penalty is not None:
+        several = penalty if isinstance(penalty, (tuple, list)) else [penalty]
+        extra = tuple(_part(one, tuple(PENALTIES.values()), "penalty") for one in several)
+        spec = replace(spec, penalties=spec.penalties + extra)
+        shown["penalty"] = extra[0] if len(extra) == 1 else extra
+    text = ", ".join(f"{key}={value_text(value)}" for key, value in shown.items())
+    return replace(spec, name=f"{name}({text})")
+
+
+def list_presets() -> list[str]:
+    """The names of the presets."""
+    return sorted(PRESETS)
+
+
+def _part(value: Any, kind: Any, what: str) -> Any:
+    if isinstance(value, str):
+        value = _term(_expression(value), value)
+    if isinstance(value, Spec) and len(value.parts) == 1:
+        value = value.parts[0]
+    if not isinstance(value, kind):
+        choices = ", ".join(KINDS if what == "aggregate" else PENALTIES)
+        raise UserError(f"{what}={value!s} is not one; choose from {choices}")
+    return value
+
+
+def _bind(
+    name: str, build: Callable[..., Any], args: Iterable[Any], arguments: dict[str, Any], extra: tuple[str, ...] = ()
+) -> inspect.BoundArguments:
+    signature = inspect.signature(build)
+    names = [key for key, item in signature.parameters.items() if item.kind is not item.VAR_KEYWORD]
+    open_ended = any(item.kind is item.VAR_KEYWORD for item in signature.parameters.values())
+    for key in arguments:
+        if key not in names and not open_ended:
+            raise UserError(f"{name} has no argument {key!r}; {did_you_mean(key, [*names, *extra])}")
+    try:
+        bound = signature.bind(*args, **arguments)
+    except TypeError as error:
+        raise UserError(f"{name}({', '.join(names)}): {error}") from error
+    for key, value in bound.arguments.items():
+        wanted = str(signature.parameters[key].annotation)
+        numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if wanted.startswith("float") and not numeric and not (value is None and "None" in wanted):
+            raise UserError(f"{name}: {key}={value!r} is not a number")
+    return bound
+
+
+# --- reading --------------------------------------------------------------------------------------------------
+
+
+def parse(text: str | Spec) -> Spec:
+    """The spec that a text describes; ``parse(str(spec)) == spec``. Raises UserError, with the nearest valid choice."""
+    if isinstance(text, Spec):
+        return text
+    terms = list(_terms(_expression(text)))
+    specs = [found if isinstance(found, Spec) else of_part(found) for found in (_term(term, text) for term in terms)]
+    total = specs[0]
+    for spec in specs[1:]:
+        total = total + spec
+    return total
+
+
+def _expression(text: str) -> ast.expr:
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise UserError(f"cannot read the spec {text!r}: {error}; write for example 'atr_grpo(delta=0.02)'") from error
+
+
+def _terms(node: ast.expr) -> Iterable[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        yield from _terms(node.left)
+        yield from _terms(node.right)
+    else:
+        yield node
+
+
+def _term(node: ast.expr, text: str) -> Spec | Part:
+    name, args, arguments = _call(node, text)
+    if name in PARTS:
+        return _build(name, PARTS[name], args, arguments)  # type: ignore[no-any-return]
+    if name in PRESETS:
+        return preset(name, *args, **arguments)
+    raise UserError(f"unknown preset or part {name!r}; {did_you_mean(name, [*PRESETS, *PARTS])}")
+
+
+def _build(name: str, build: Callable[..., Any], args: list[Any], arguments: dict[str, Any]) -> Any:
+    bound = _bind(name, build, args, arguments)
+    try:
+        return build(*bound.args, **bound.kwargs)
+    except TypeError as error:
+        raise UserError(f"{name}: {error}") from error
+
+
+def _call(node: ast.expr, text: str) -> tuple[str, list[Any], dict[str, Any]]:
+    if isinstance(node, ast.Name):
+        return node.id, [], {}
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if any(keyword.arg is None for keyword in node.keywords):
+            raise UserError(f"cannot read {text!r}: ** is not allowed")
+        values = {str(keyword.arg): _value(keyword.value, text) for keyword in node.keywords}
+        return node.func.id, [_value(arg, text) for arg in node.args], values
+    raise UserError(
+        f"cannot read {ast.unparse(node)!r} in {text!r}; write a preset or part such as 'grpo(epsilon=0.2)'"
+    )
+
+
+def _value(node: ast.expr, text: str) -> Any:
+    if isinstance(node, ast.Name):
+        if node.id in ("inf", "nan"):
+            return float(node.id)
+        return node.id
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Name):
+        return -_value(node.operand, text)
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [_value(item, text) for item in node.elts]
+    if isinstance(node, ast.Call):
+        name, args, arguments = _call(node, text)
+        if name in VALUES:
+            return _build(name, VALUES[name], args, arguments)
+        return _term(node, text)
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, MemoryError, RecursionError) as error:
+        raise UserError(f"cannot read the value {ast.unparse(node)!r} in {text!r}") from error
+
+
+def spec_from_dict(data: dict[str, Any]) -> Spec:
+    """The inverse of ``Spec.to_dict``."""
+    aggregate = data.get("aggregate")
+    return Spec(
+        tuple(_part_from_dict(item) for item in data.get("guards", ())),
+        tuple(_part_from_dict(item) for item in data.get("factors", ())),
+        tuple(_part_from_dict(item) for item in data.get("penalties", ())),
+        None if aggregate is None else _part_from_dict(aggregate),
+        str(data.get("spec", "")),
+    )
+
+
+def _part_from_dict(data: dict[str, Any]) -> Any:
+    arguments = {key: _number(value) for key, value in data.items() if key != "part"}
+    name = data.get("part")
+    builders = PARTS | VALUES
+    if name not in builders:
+        raise UserError(f"unknown part {name!r}; {did_you_mean(str(name), builders)}")
+    return _build(str(name), builders[str(name)], [], arguments)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _part_from_dict(value)
+    return math.inf if value == "inf" else value
+
+
+__all__ = ["PARTS", "PRESETS", "Penalty", "Preset", "guard", "list_presets", "parse", "preset", "register"]

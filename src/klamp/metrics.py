@@ -1,0 +1,47 @@
+"""Every metric by name: ``room/quantity_stat``, with its definition and range. The one page of meanings.
+
+``share`` is a count over unmasked tokens unless the definition says otherwise; "removed" (the gradient is zeroed)
+and "outside" (beyond a bound, whatever the sign of the advantage) are two things. Low is w < 1, high is w > 1.
+"""
+
+from __future__ import annotations
+
+HISTOGRAM_LIMIT = 1.6  # edges of the ratio histogram in log w; outliers fall into the end bins
+HISTOGRAM_BINS = 64
+
+OBJECTIVE: dict[str, tuple[str, str]] = {
+    "policy/loss_mean": ("policy term -J per unmasked token; not a measure of progress", "any"),
+    "policy/kl_old_new_mean": (
+        "mean of w - 1 - log w, w = new/old: an estimate of KL(old||new) per token, nats",
+        ">= 0",
+    ),
+    "policy/entropy_mean": ("mean entropy of the new policy per token, nats", ">= 0"),
+    "policy/ratio_max": ("largest w = new/old of the step", "> 0"),
+    "policy/ratio_histogram": (f"counts of log w in {HISTOGRAM_BINS} equal bins on +-{HISTOGRAM_LIMIT}", "counts"),
+    "guard/removed_low_share": ("tokens whose policy gradient a guard removed, w below its region", "0..1"),
+    "guard/removed_high_share": ("tokens whose policy gradient a guard removed, w above its region", "0..1"),
+    "guard/removed_active_share": ("tokens removed, of the tokens with a nonzero advantage", "0..1"),
+    "guard/outside_low_share": ("tokens below the region of some guard", "0..1"),
+    "guard/outside_high_share": ("tokens above the region of some guard", "0..1"),
+    "factor/reweighted_share": ("kept tokens whose weight differs from the plain ratio w = new/old", "0..1"),
+    "penalty/loss_mean": ("penalties per unmasked token, as added to the loss", "any"),
+    "batch/tokens_count": ("unmasked tokens", ">= 0"),
+    "batch/zero_advantage_share": ("tokens with an advantage of exactly 0", "0..1"),
+    "batch/missing_rows_count": ("responses excluded because a rollout log-prob was missing", ">= 0"),
+    "batch/nonfinite_count": ("non-finite values at unmasked positions, counted on the device", ">= 0"),
+}
+
+TRAINER: dict[str, tuple[str, str]] = {
+    "train/reward_mean": ("mean reward over the scored completions of the latest rollout", "any"),
+    "train/reward_std": ("mean over groups of the standard deviation of rewards", ">= 0"),
+    "train/completion_length_mean": ("mean tokens of a completion", ">= 0"),
+    "train/truncated_share": ("completions cut at the length limit, of all", "0..1"),
+    "train/tied_groups_share": ("groups whose rewards are all equal and give no signal, of all", "0..1"),
+    "train/unscored_share": ("completions without a reward, of all", "0..1"),
+    "train/grad_norm": ("norm of the gradient before clipping", ">= 0"),
+    "train/learning_rate": ("learning rate of the step", ">= 0"),
+    "eval/accuracy_greedy": ("held-out prompts answered correctly, greedy decoding", "0..1"),
+    "eval/accuracy_sampled": ("held-out prompts answered correctly, one sample at temperature 1", "0..1"),
+}
+
+METRICS: dict[str, tuple[str, str]] = OBJECTIVE | TRAINER

@@ -1,0 +1,142 @@
+"""Penalties: what is added to the policy term, per token and averaged like it.
+
+A penalty returns its value v and its slope dv / d log pi_new in closed form; one that moves unsampled logits
+(entropy) has no such slope, and its gradient flows through the value itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from klamp.errors import UserError
+from klamp.guards import RATIOS, check_choice, ratio_needs
+from klamp.measures import MEASURES, Measure, measure
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from klamp.batch import Batch
+
+ESTIMATORS = ("k1", "k2", "k3")
+
+
+class Terms(NamedTuple):
+    """Value [B, T] of a penalty, and d value / d log pi_new, or None where autograd carries the gradient."""
+
+    value: Tensor
+    slope: Tensor | None
+
+
+class Penalty(Protocol):
+    @property
+    def needs(self) -> frozenset[str]: ...
+
+    @property
+    def traits(self) -> frozenset[str]: ...
+
+    def evaluate(self, batch: Batch, state: dict[str, float]) -> Terms: ...
+
+
+@dataclass(frozen=True)
+class FPenalty:
+    """beta f(w), f a normalised measure of the ratio; slope beta w f'(w). PPO's KL penalty is f = k3.
+
+    With ``target`` beta is the start value of PPO's controller: after each step it doubles if the mean
+    k3(new/old) exceeded 1.5 target and halves if it fell below target / 1.5 (Schulman et al. 2017, section 4).
+    """
+
+    measure: Measure = MEASURES["k3"]
+    beta: float = 1.0
+    ratio: str = "new/old"
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "measure", measure(self.measure))
+        check_positive("beta", self.beta)
+        check_choice("ratio", self.ratio, tuple(ratio for ratio in RATIOS if ratio.startswith("new/")))
+        if self.target is not None:
+            check_positive("target", self.target)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return ratio_needs(self.ratio)
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return frozenset({"adaptive"} if self.target is not None else ())
+
+    def evaluate(self, batch: Batch, state: dict[str, float]) -> Terms:
+        x = batch.log_ratio(self.ratio)
+        beta = state.get("beta", self.beta) if self.target is not None else self.beta
+        return Terms(beta * self.measure.divergence(x), beta * self.measure.divergence_slope(x))
+
+    def adapt(self, beta: float, divergence: float) -> float:
+        """The next beta, given the mean k3(new/old) of the step just done."""
+        assert self.target is not None
+        if divergence > 1.5 * self.target:
+            return 2.0 * beta
+        return 0.5 * beta if divergence < self.target / 1.5 else beta
+
+
+@dataclass(frozen=True)
+class KLReference:
+    """beta times an estimator of KL(new||ref) from samples of the new policy, x = log(pi_new / pi_ref).
+
+    k1 = x, k2 = x^2 / 2, k3 = e^-x - 1 + x (k3 of ref/new, the usual GRPO penalty). ``weighted`` multiplies by the
+    ratio new/old with gradient, which makes value and gradient unbiased under samples of the old policy.
+    """
+
+    beta: float = 0.04
+    estimator: str = "k3"
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        check_positive("beta", self.beta)
+        check_choice("estimator", self.estimator, ESTIMATORS)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"logp_ref"})
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return frozenset()
+
+    def evaluate(self, batch: Batch, state: dict[str, float]) -> Terms:
+        x = batch.log_ratio("new/ref")
+        found, sign = {"k1": ("k1", -1.0), "k2": ("k2", 1.0), "k3": ("k3_flipped", 1.0)}[self.estimator]
+        value = sign * self.beta * MEASURES[found].divergence(x)
+        slope = sign * self.beta * MEASURES[found].divergence_slope(x)
+        if self.weighted:
+            w = batch.log_ratio("new/old").exp()
+            value, slope = w * value, w * (value + slope)
+        return Terms(value, slope)
+
+
+@dataclass(frozen=True)
+class EntropyBonus:
+    """-coefficient * H(pi_new), H in nats with its own gradient, which also moves unsampled tokens."""
+
+    coefficient: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_positive("coefficient", self.coefficient)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"entropy"})
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return frozenset({"moves_unsampled"})
+
+    def evaluate(self, batch: Batch, state: dict[str, float]) -> Terms:
+        assert batch.entropy is not None
+        return Terms(-self.coefficient * batch.entropy, None)
+
+
+def check_positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value < math.inf:
+        raise UserError(f"{name}={value!r} must be a finite number above 0; leave the part out for none")

@@ -1,0 +1,6 @@
+"""Published methods as values: one short function each, with citation, equation and any deviation."""
+
+from klamp.language import PRESETS, Preset, list_presets, parse, preset
+from klamp.presets import clips, penalised, sequences, weights
+
+__all__ = ["PRESETS", "Preset", "clips", "list_presets", "parse", "penalised", "preset", "sequences", "weights"]

@@ -1,0 +1,180 @@
+"""Spec: a policy loss as a value. Guards x factors x penalties x aggregate; specs compose with ``+``."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from klamp.aggregates import Aggregate
+from klamp.errors import UserError
+from klamp.factors import TRANSFORMS, Factor
+from klamp.guards import Gate, Guard
+from klamp.measures import Measure
+from klamp.penalties import EntropyBonus, FPenalty, KLReference, Penalty
+
+PENALTIES: dict[str, type] = {"f_penalty": FPenalty, "kl_reference": KLReference, "entropy_bonus": EntropyBonus}
+_NAMES: dict[type, str] = {Guard: "guard", Factor: "factor"}
+_NAMES |= {kind: name for name, kind in (PENALTIES | TRANSFORMS).items()}
+Part = Guard | Factor | Penalty | Aggregate
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A policy loss: g = A x keep of the guards x factors, plus penalties, averaged by the aggregate.
+
+    A set of parts: equality ignores their order and how the spec was written. ``aggregate=None`` leaves the mean to
+    the spec it is composed with, and is a token mean when used alone. ``name`` is the text it was made from.
+    """
+
+    guards: tuple[Guard, ...] = ()
+    factors: tuple[Factor, ...] = ()
+    penalties: tuple[Penalty, ...] = ()
+    aggregate: Aggregate | None = None
+    name: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        for which in ("guards", "factors", "penalties"):
+            unique = dict.fromkeys(getattr(self, which))
+            object.__setattr__(self, which, tuple(sorted(unique, key=part_text)))
+        for factor in self.factors:
+            clash = [other for other in self.factors if other.of == factor.of and other != factor]
+            if clash:
+                raise UserError(
+                    f"two factors weigh by the same ratio: {part_text(factor)} and {part_text(clash[0])}; "
+                    "keep one of the two methods and add the other's guards only"
+                )
+        if sum(factor.integrated for factor in self.factors) > 1:
+            raise UserError("two factors both carry the dependence on the new policy; cap one of them with cap()")
+        if sum("adaptive" in penalty.traits for penalty in self.penalties) > 1:
+            raise UserError("two adaptive penalties would steer by the same divergence; keep one")
+
+    def __add__(self, other: Spec | Part) -> Spec:
+        if not isinstance(other, Spec):
+            other = of_part(other)
+        mine, theirs = self.aggregate, other.aggregate
+        if mine is not None and theirs is not None and mine != theirs:
+            raise UserError(
+                f"{self} averages by {part_text(mine)} and {other} by {part_text(theirs)}; "
+                f"pass aggregate={part_text(mine)} to one of them"
+            )
+        return Spec(
+            self.guards + other.guards,
+            self.factors + other.factors,
+            self.penalties + other.penalties,
+            mine or theirs,
+            f"{self} + {other}",
+        )
+
+    def __str__(self) -> str:
+        return self.name or " + ".join(part_text(part) for part in self.parts) or "reinforce()"
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        mean = () if self.aggregate is None else (self.aggregate,)
+        return (*self.guards, *self.factors, *self.penalties, *mean)
+
+    @property
+    def mean(self) -> Aggregate:
+        return self.aggregate or Aggregate("token_mean")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Optional fields of a batch that this spec reads: logp_rollout, logp_ref, entropy, group, ..."""
+        found: frozenset[str] = frozenset({"group"} if self.mean.kind == "prompt_mean" else ())
+        return found.union(*(part.needs for part in self._active))
+
+    @property
+    def _active(self) -> list[Guard | Factor | Penalty]:
+        return [*self.guards, *self.factors, *self.penalties]
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """Where a law of ``klamp.testing`` does not apply, and why: moves_unsampled, own_scale, adaptive."""
+        found: frozenset[str] = frozenset()
+        for penalty in self.penalties:
+            found |= penalty.traits
+        return found
+
+    def require(self, offers: frozenset[str], who: str) -> None:
+        """Raise UserError unless ``offers`` covers ``needs``; names what is missing and who lacks it."""
+        lacking = sorted(self.needs - offers)
+        if lacking:
+            users = [part_text(part) for part in self._active if set(lacking) & part.needs]
+            which = f" ({', '.join(users)})" if users else ""
+            raise UserError(
+                f"{self} needs {', '.join(lacking)}{which}, which {who} does not offer; "
+                f"it offers {', '.join(sorted(offers)) or 'nothing beyond logp_new and logp_old'}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary; ``Spec.from_dict`` gives the spec back."""
+        return {
+            "spec": str(self),
+            "guards": [part_dict(part) for part in self.guards],
+            "factors": [part_dict(part) for part in self.factors],
+            "penalties": [part_dict(part) for part in self.penalties],
+            "aggregate": None if self.aggregate is None else part_dict(self.aggregate),
+        }
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Spec:
+        from klamp.language import spec_from_dict  # the reader stands to the right of the value
+
+        return spec_from_dict(data)
+
+
+def of_part(part: Part) -> Spec:
+    """A spec with this one part."""
+    if isinstance(part, Guard):
+        return Spec(guards=(part,), name=part_text(part))
+    if isinstance(part, Factor):
+        return Spec(factors=(part,), name=part_text(part))
+    if isinstance(part, Aggregate):
+        return Spec(aggregate=part, name=part_text(part))
+    return Spec(penalties=(part,), name=part_text(part))
+
+
+# --- text -----------------------------------------------------------------------------------------------------
+
+
+def part_name(part: object) -> str:
+    return part.kind if isinstance(part, Aggregate) else _NAMES[type(part)]
+
+
+def part_arguments(part: Any) -> dict[str, object]:
+    """The arguments that differ from their defaults, in the order of the fields."""
+    found: dict[str, object] = dict(part.region.arguments()) if isinstance(part, Guard) else {}
+    for item in dataclasses.fields(part):
+        value = getattr(part, item.name)
+        if item.name not in ("region", "kind") and value != item.default:
+            found[item.name] = value
+    return found
+
+
+def part_text(part: Any) -> str:
+    inner = ", ".join(f"{name}={value_text(value)}" for name, value in part_arguments(part).items())
+    return f"{part_name(part)}({inner})"
+
+
+def part_dict(part: Any) -> dict[str, Any]:
+    return {"part": part_name(part)} | {name: _plain(value) for name, value in part_arguments(part).items()}
+
+
+def value_text(value: object) -> str:
+    if isinstance(value, (Measure, Gate)):
+        return repr(str(value))
+    if type(value) in _NAMES or isinstance(value, Aggregate):
+        return part_text(value)
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(value_text(item) for item in value) + "]"
+    return "inf" if value == math.inf else repr(value)
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, (Measure, Gate)):
+        return str(value)
+    if type(value) in _NAMES:
+        return part_dict(value)
+    return "inf" if value == math.inf else value
