@@ -1,0 +1,124 @@
+"""KlampConfig: TRL's GRPOConfig plus a spec. TRL options that would fight the spec are refused, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from trl import GRPOConfig
+
+from klamp.errors import UserError
+from klamp.penalties import KLReference
+from klamp.presets import parse
+from klamp.spec import Spec
+
+DEFAULT_SPEC = "atr_grpo(delta=0.02)"
+
+# TRL option -> the spec that says the same, given its value; None where no spec says it.
+_BY_LOSS = {"grpo": "grpo()", "dapo": "dapo()", "dr_grpo": "dr_grpo()", "cispo": "cispo()", "sapo": "sapo()"}
+_SAYS: dict[str, Callable[[Any], str | None]] = {
+    "loss_type": lambda v: _BY_LOSS.get(v),
+    "epsilon": lambda v: f"grpo(epsilon={v})",
+    "epsilon_high": lambda v: f"dapo(epsilon_high={v}) (for CISPO, whose cap is absolute: cispo(high={v}))",
+    "delta": lambda v: f"dual_clip(c={v})",
+    "importance_sampling_level": lambda v: "gspo()" if v == "sequence" else "grpo()",
+    "sapo_temperature_pos": lambda v: f"sapo(tau_pos={v})",
+    "sapo_temperature_neg": lambda v: f"sapo(tau_neg={v})",
+    "use_bias_correction_kl": lambda v: f"... + kl_reference(weighted={bool(v)})",
+    "entropy_coef": lambda v: f"... + entropy_bonus(coefficient={v})",
+    "use_adaptive_entropy": lambda v: "... + entropy_bonus() (a fixed coefficient)",
+    "top_entropy_quantile": lambda v: None,
+    "off_policy_mask_threshold": lambda v: None,
+    "vespo_k_pos": lambda v: None,
+    "vespo_lambda_pos": lambda v: None,
+    "vespo_k_neg": lambda v: None,
+    "vespo_lambda_neg": lambda v: None,
+    "vllm_importance_sampling_correction": lambda v: "the spec alone, with correction=False (--no-correction)",
+    "vllm_importance_sampling_mode": lambda v: "... + sequence_mask(), or factor(transform=cap(high=C), ratio='old/rollout')",
+    "vllm_importance_sampling_clip_max": lambda v: f"... + sequence_mask(high={v})",
+    "vllm_importance_sampling_clip_min": lambda v: f"... + sequence_mask(low={v})",
+    "vllm_importance_sampling_cap": lambda v: f"... + sequence_mask(high={v})",
+}
+
+
+@dataclass
+class KlampConfig(GRPOConfig):  # type: ignore[misc]
+    """Options of a run: every option of TRL's ``GRPOConfig``, and the policy loss as a spec.
+
+    ``spec``: text of a ``klamp.Spec``. ``correction``: with vLLM, and no part of the spec on old/rollout, append
+    TRL's default correction as ``sequence_mask(high=3.0)``. Raises UserError where a TRL option says something
+    about the loss: the message gives the spec that says the same.
+    """
+
+    spec: str = field(default=DEFAULT_SPEC, metadata={"help": "policy loss, for example 'atr_grpo(delta=0.02)'"})
+    correction: bool = field(
+        default=True, metadata={"help": "append sequence_mask(high=3.0) when vLLM samples and the spec lacks a correction"}
+    )
+
+    def __post_init__(self) -> None:
+        self.resolved_spec = resolve(self)
+        super().__post_init__()
+        self._check_windows()
+
+    def _check_windows(self) -> None:
+        rollout = self.steps_per_generation * self.num_iterations
+        if rollout % self.gradient_accumulation_steps:
+            raise UserError(
+                f"an optimizer step of {self.gradient_accumulation_steps} micro-batches would span two rollouts of "
+                f"{rollout}: its token counts are not known when it starts; set steps_per_generation to a multiple of "
+                f"gradient_accumulation_steps, for example {self.gradient_accumulation_steps}"
+            )
+
+    @property
+    def updates_per_rollout(self) -> int:
+        """Optimizer steps made from one rollout; above 1 the policy moves away from the one that sampled."""
+        return int(self.steps_per_generation * self.num_iterations // self.gradient_accumulation_steps)
+
+
+def resolve(config: KlampConfig) -> Spec:
+    """The spec that the run uses: parsed, with what the run supplies filled in; TRL's switches set to match it."""
+    _refuse_fights(config)
+    spec = parse(config.spec)
+    mean = spec.mean
+    if mean.kind == "sequence_sum" and mean.divisor is None:
+        spec = spec_with(spec, aggregate=replace(mean, divisor=float(config.max_completion_length)))
+    corrected = any(part.ratio == "old/rollout" for part in (*spec.guards, *spec.factors))
+    if config.use_vllm and config.correction and not corrected:
+        spec = spec + parse("sequence_mask(high=3.0)")
+    config.vllm_importance_sampling_correction = False
+    _match_beta(config, spec)
+    return spec
+
+
+def spec_with(spec: Spec, **changes: Any) -> Spec:
+    """The spec with fields replaced, and the text of its parts."""
+    return replace(spec, name="", **changes)
+
+
+def _refuse_fights(config: KlampConfig) -> None:
+    defaults = {item.name: item.default for item in fields(GRPOConfig)}
+    ours = {"vllm_importance_sampling_correction": False}  # what resolve() itself sets
+    for name, says in _SAYS.items():
+        if name not in defaults or not hasattr(config, name):
+            continue
+        value = getattr(config, name)
+        if value == defaults[name] or (name in ours and value == ours[name] and getattr(config, "_resolved", False)):
+            continue
+        same = says(value)
+        way = f"say it in the spec: {same}" if same else "no spec says this yet; leave the option out"
+        raise UserError(f"{name}={value!r} would fight the spec {config.spec!r}, which decides the loss alone; {way}")
+    object.__setattr__(config, "_resolved", True)
+
+
+def _match_beta(config: KlampConfig, spec: Spec) -> None:
+    """TRL loads the reference model exactly when beta is not 0, so beta follows the spec's KL penalty."""
+    references = [penalty for penalty in spec.penalties if isinstance(penalty, KLReference)]
+    wanted = references[0].beta if references else 0.0
+    uses_reference = "logp_ref" in spec.needs
+    if config.beta not in (0.0, wanted):
+        raise UserError(
+            f"beta={config.beta!r} would fight the spec {config.spec!r}; say it in the spec: "
+            f"'{config.spec} + kl_reference(beta={config.beta!r})'"
+        )
+    config.beta = wanted or (1.0 if uses_reference else 0.0)

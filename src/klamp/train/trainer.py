@@ -1,0 +1,247 @@
+"""KlampTrainer: TRL's GRPOTrainer with the loss of a spec, and nothing else changed.
+
+Generation, vLLM, PEFT, DeepSpeed and FSDP, logging and checkpoints stay TRL's. Added: the counts of the whole
+optimizer step are summed before its first micro-batch, so that any cut into micro-batches and ranks gives the same
+gradient; group ids travel with the completions; and a checkpoint resumes exactly, in the middle of a rollout too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
+from trl.trainer.utils import RepeatSampler
+
+from klamp.batch import Batch
+from klamp.objective import LossOutput, Objective
+from klamp.stats import Stats
+from klamp.tally import Tally
+from klamp.train.config import KlampConfig
+
+_STATE = "klamp_state.json"
+_BUFFER = "klamp_rollout"
+
+Recorder = Callable[["KlampTrainer", dict[str, Any], Batch, LossOutput], None]
+
+
+class EpochSampler(RepeatSampler):  # type: ignore[misc]
+    """TRL's sampler with an order that depends on the seed and the epoch alone, so that a resumed run repeats it."""
+
+    def set_epoch(self, epoch: int) -> None:
+        if self.shuffle:
+            self.generator.manual_seed(self.seed + epoch)
+
+
+class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
+    """GRPOTrainer with ``args.spec`` as the policy loss. ``recorder`` is called with every micro-batch's outcome."""
+
+    _tag_names = ("trl", "grpo", "klamp")
+
+    def __init__(self, *args: Any, recorder: Recorder | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config = self.args
+        if not isinstance(config, KlampConfig):
+            raise TypeError(f"KlampTrainer needs args=KlampConfig(...); got {type(config).__name__}")
+        self.spec = config.resolved_spec
+        self.spec.require(self._offers(config), "this trainer")
+        self.objective = Objective(self.spec)
+        self.objective_state = self.objective.init()
+        self.recorder = recorder
+        self._tallies = {"train": Tally(), "eval": Tally()}
+        self._window_tally = Tally()
+        self._window_stats: Stats | None = None
+        self._rewards: Tensor | None = None
+        self._rollouts = 0
+        if not self.can_act(config):
+            warnings.warn(
+                f"there is one optimizer step per rollout, so new = old and no region of {self.spec} can act; set "
+                f"steps_per_generation={4 * config.gradient_accumulation_steps} for four steps per rollout",
+                stacklevel=2,
+            )
+
+    def can_act(self, config: KlampConfig) -> bool:
+        """Whether some guard can ever cut: one on another ratio, or several steps per rollout."""
+        guards = self.spec.guards
+        return not guards or config.updates_per_rollout > 1 or any(guard.ratio != "new/old" for guard in guards)
+
+    def _offers(self, config: KlampConfig) -> frozenset[str]:
+        rollout = {"logp_rollout"} if self.use_vllm or self.rollout_func is not None else set()
+        return frozenset({"logp_ref", "entropy", "group", "row", "reward"} | rollout)
+
+    # --- what TRL scores: group ids and rewards travel along ------------------------------------------------
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        self._rewards = super()._calculate_rewards(*args, **kwargs)
+        return self._rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        mode = "train" if self.model.training else "eval"
+        assert self._rewards is not None
+        size = self.num_generations if mode == "train" else self.num_generations_eval
+        weights = self.reward_weights.to(self._rewards.device)
+        unscored = self._rewards.isnan().all(dim=1)
+        rewards = torch.where(unscored, torch.nan, (self._rewards * weights).nansum(dim=1))
+        rows = torch.arange(rewards.numel(), device=rewards.device)
+        groups = rewards.view(-1, size)
+        # Equal rewards give exactly no signal: the mean of equal floats need not equal them.
+        low, high = groups.nan_to_num(torch.inf).amin(1), groups.nan_to_num(-torch.inf).amax(1)
+        tied = (high <= low).repeat_interleave(size)
+        mine = slice(self.accelerator.process_index * len(inputs), (self.accelerator.process_index + 1) * len(inputs))
+        output["advantages"] = torch.where(tied[mine], 0.0, output["advantages"])
+        output["group"] = (rows // size)[mine]
+        output["row"] = rows[mine] + self._rollouts * rewards.numel()
+        output["reward"] = rewards[mine]
+        if mode == "train":
+            self._rollouts += 1
+            self._note_rewards(groups, tied, unscored)
+        return output
+
+    def _note_rewards(self, groups: Tensor, tied: Tensor, unscored: Tensor) -> None:
+        metrics = self._metrics["train"]
+        scored = groups.isfinite()
+        mean = groups.nanmean(dim=1, keepdim=True)
+        variance = torch.where(scored, (groups - mean) ** 2, 0.0).sum(1) / (scored.sum(1) - 1).clamp(min=1)
+        metrics["train/reward_mean"].append(groups.nanmean().item())
+        metrics["train/reward_std"].append(variance[scored.sum(1) > 1].sqrt().mean().item())
+        metrics["train/tied_groups_share"].append(tied.float().mean().item())
+        metrics["train/unscored_share"].append(unscored.float().mean().item())
+
+    # --- the loss -------------------------------------------------------------------------------------------
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
+        window = self.current_gradient_accumulation_steps
+        if self.model.training and self._step % window == 0:
+            slices = self.args.steps_per_generation
+            parts = [self._buffered_inputs[(self._step + i) % slices] for i in range(window)]
+            local = sum(self.objective.stats(self._batch(part)) for part in parts)
+            assert isinstance(local, Stats)
+            self._window_stats = local.all_reduce(self._sum, self._max)
+        return inputs
+
+    def _sum(self, value: Tensor) -> Tensor:
+        reduced: Tensor = self.accelerator.reduce(value, reduction="sum")
+        return reduced
+
+    def _max(self, value: Tensor) -> Tensor:
+        gathered: Tensor = self.accelerator.gather(value.reshape(1)).max()
+        return gathered
+
+    def _batch(self, inputs: dict[str, Any], logp: Tensor | None = None, entropy: Tensor | None = None) -> Batch:
+        """The klamp batch of TRL's inputs; without ``logp`` only its counts are used."""
+        mask = inputs["completion_mask"].bool()
+        if "tool_mask" in inputs:
+            mask = mask & inputs["tool_mask"].bool()
+        new = torch.zeros(mask.shape, device=mask.device) if logp is None else logp
+        old = inputs.get("old_per_token_logps")
+        rollout = inputs.get("sampling_per_token_logps") if "logp_rollout" in self.spec.needs else None
+        bonus = "moves_unsampled" in self.spec.traits
+        return Batch(
+            new,
+            new.detach() if old is None else old,
+            inputs["advantages"],
+            mask,
+            logp_rollout=None if rollout is None else _padded(rollout, mask),
+            logp_ref=inputs.get("ref_per_token_logps"),
+            entropy=entropy if bonus or entropy is None else entropy.detach(),
+            group=inputs.get("group"),
+            row=inputs.get("row"),
+            reward=inputs.get("reward"),
+            validate=logp is not None,
+        )
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        mode = "train" if self.model.training else "eval"
+        input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        logp, entropy, aux_loss = self._get_per_token_logps_and_entropies(
+            model,
+            input_ids,
+            attention_mask,
+            inputs["completion_ids"].size(1),
+            compute_entropy=True,
+            compute_aux_loss=self.aux_loss_enabled,
+            **{name: inputs.get(name) for name in _MULTIMODAL},
+        )
+        batch = self._batch(inputs, logp, entropy)
+        stats = self._window_stats if mode == "train" else None
+        if mode == "eval":  # no accumulation: the batch of all ranks is the whole
+            stats = self.objective.stats(batch).all_reduce(self._sum, self._max)
+        out = self.objective(batch, stats, self.objective_state)
+        if self.recorder is not None and mode == "train":
+            self.recorder(self, inputs, batch, out)
+        # Gradients are averaged over ranks and summed over micro-batches; the counts are of all of them.
+        loss = out.loss * self.accelerator.num_processes
+        if self.aux_loss_enabled:
+            window = self.current_gradient_accumulation_steps if mode == "train" else 1
+            loss = loss + self.router_aux_loss_coef * aux_loss / window
+            self._metrics[mode]["aux_loss"].append(self.accelerator.gather_for_metrics(aux_loss).mean().item())
+        self._tallies[mode] = self._tallies[mode] + out.metrics
+        if mode == "train" and self.objective_state:
+            self._advance(out.metrics)
+        return loss
+
+    def _advance(self, metrics: Tally) -> None:
+        """Once per optimizer step: the adaptive parts see the step's metrics over all ranks."""
+        self._window_tally = self._window_tally + metrics
+        if self.accelerator.sync_gradients:
+            assert self._window_stats is not None
+            total = self._window_tally.all_reduce(self._sum, self._max)
+            self.objective_state = self.objective.update(self.objective_state, self._window_stats, total)
+            self._window_tally = Tally()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        mode = "train" if self.model.training else "eval"
+        tally, self._tallies[mode] = self._tallies[mode], Tally()
+        if tally.means:
+            shown = tally.all_reduce(self._sum, self._max).show()
+            prefix = "" if mode == "train" else "eval_"
+            logs = logs | {f"{prefix}{name}": value for name, value in shown.items()}  # type: ignore[dict-item]
+        super().log(logs, start_time)
+
+    # --- exact resume ---------------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        sampler = super()._get_train_sampler(dataset)
+        sampler.__class__ = EpochSampler
+        return sampler
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self._step % (self.args.steps_per_generation * self.num_iterations) and self._buffered_inputs:
+            buffer = [{key: value for key, value in part.items() if value is not None} for part in self._buffered_inputs]
+            torch.save(buffer, folder / f"{_BUFFER}_{self.accelerator.process_index}.pt")
+        if self.args.should_save:
+            state = {"step": self._step, "rollouts": self._rollouts, "objective": self.objective_state}
+            (folder / _STATE).write_text(json.dumps(state))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or not os.path.exists(os.path.join(checkpoint, _STATE)):
+            return
+        state = json.loads((Path(checkpoint) / _STATE).read_text())
+        self._step, self._rollouts, self.objective_state = state["step"], state["rollouts"], state["objective"]
+        buffer = Path(checkpoint) / f"{_BUFFER}_{self.accelerator.process_index}.pt"
+        if buffer.exists():
+            self._buffered_inputs = torch.load(buffer, map_location=self.accelerator.device, weights_only=True)
+
+
+_MULTIMODAL = (
+    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
+    "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
+)  # fmt: skip
+
+
+def _padded(rollout: Tensor, mask: Tensor) -> Tensor:
+    """The sampler's log-probs, widened to the mask where the completions were padded further."""
+    return torch.nn.functional.pad(rollout, (0, mask.shape[1] - rollout.shape[1]))
