@@ -1,0 +1,217 @@
+"""The command line: ``klamp train``, ``klamp explain``, ``klamp presets``. Data on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from klamp.errors import UserError
+from klamp.version import __version__
+
+_TRAIN_EPILOG = """\
+Every option of TRL's GRPOConfig is an option too, for example --learning_rate 1e-5 --max_steps 200 --use_vllm true;
+klamp train --help-trl lists them (this imports TRL). Options that would fight the spec are refused, with the spec that
+says the same. A configuration file is YAML with the same names: {spec: dapo, max_steps: 200}.
+
+  klamp train                                   train the embedded model with ATR-GRPO on the CPU
+  klamp train --spec dapo --seed 3              another method
+  klamp train --dataset d.jsonl --prompt-field question --answer-field answer --reward math --model Qwen/Qwen3-0.6B
+  klamp train --resume runs/RUN                 continue a run that was stopped
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="klamp", description="Policy-divergence constraints for RLVR: explain them, train with them."
+    )
+    parser.add_argument("--version", action="version", version=f"klamp {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    _add_train(verbs)
+    explain = verbs.add_parser("explain", help="what a spec is: equation, region, coordinates, needs, sources")
+    explain.add_argument("spec", help="for example 'atr_grpo(delta=0.02) + sequence_mask(high=3.0)'")
+    explain.add_argument("--json", action="store_true", help="as JSON")
+    presets = verbs.add_parser("presets", help="the published methods that ship as specs")
+    presets.add_argument("--json", action="store_true", help="as JSON")
+    return parser
+
+
+def _add_train(verbs: Any) -> None:
+    train = verbs.add_parser(
+        "train", help="train a language model with verifiable rewards under a spec", epilog=_TRAIN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    add = train.add_argument
+    add("--config", metavar="FILE", help="YAML file with any of these options and TRL's")
+    add("--spec", help="the policy loss (default: atr_grpo(delta=0.02))")
+    add("--task", help="data, prompt and reward under one name: sort (default) or reasoning_gym:NAME")
+    add("--dataset", metavar="D", help="JSONL, JSON, Parquet or CSV file, directory, or Hugging Face id")
+    add("--reward", metavar="R", help="exact, math, reasoning_gym:NAME, module:function or file.py:function")
+    add("--prompt-field", metavar="NAME", help="column with the prompt (default: detected)")
+    add("--answer-field", metavar="NAME", help="column with the answer (default: detected)")
+    add("--split", help="split of a Hugging Face dataset (default: train)")
+    add("--data-dir", metavar="DIR", help="where to look for dataset files first")
+    add("--model", metavar="M", help="path or Hugging Face id (default: the embedded model)")
+    add("--plain-prompts", action="store_true", default=None, help="do not wrap text prompts in the chat template")
+    add("--out", metavar="DIR", help="run directory, new or empty (default: a fresh one under runs/)")
+    add("--seed", type=int, help="seed of data order, sampling and initialisation (default: 0)")
+    add("--eval-size", type=int, metavar="N", help="held-out problems (default: 256)")
+    add("--eval-every", type=int, metavar="STEPS", help="optimizer steps between evaluations (default: six in a run)")
+    add("--record-tokens", type=float, nargs="?", const=1.0, metavar="SHARE",
+        help="keep per-token records of this share of completions (default: 0; the bare flag: 1)")  # fmt: skip
+    add("--no-correction", dest="correction", action="store_false", default=None,
+        help="with vLLM, do not append sequence_mask(high=3.0)")  # fmt: skip
+    add("--resume", metavar="RUN", help="continue a stopped run from its last checkpoint")
+    add("--json", action="store_true", help="the summary as JSON")
+    add("--help-trl", action="store_true", help="list TRL's options")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0 done, 2 bad input, 130 interrupted."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        parser = _parser()
+        arguments, rest = parser.parse_known_args(words)
+        if rest and arguments.verb != "train":
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        return int(_VERBS[arguments.verb](arguments, rest))
+    except UserError as error:
+        print(f"klamp: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("klamp: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+def _explain(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from klamp.explain import explain, text
+    from klamp.presets import parse
+
+    spec = parse(arguments.spec)
+    print(json.dumps(explain(spec), indent=2) if arguments.json else text(spec))
+    return 0
+
+
+def _presets(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from klamp.presets import PRESETS
+
+    rows = [
+        {"name": name, "signature": _signature(found.signature), "summary": found.summary, "equation": found.equation,
+         "citation": found.citation, "deviation": found.deviation}
+        for name, found in sorted(PRESETS.items())
+    ]  # fmt: skip
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        for row in rows:
+            print(f"{row['name']}{row['signature']}\n    {row['summary']}\n    {row['citation']}")
+    return 0
+
+
+def _signature(signature: Any) -> str:
+    inner = ", ".join(
+        name if item.default is item.empty else f"{name}={item.default!r}" for name, item in signature.parameters.items()
+    )
+    return f"({inner})"
+
+
+def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
+    if arguments.help_trl:
+        return _help_trl()
+    from klamp.train.run import Options, resume, train
+
+    if arguments.resume is not None:
+        given = [name for name, value in vars(arguments).items() if value is not None and value is not False]
+        others = sorted(set(given) - {"verb", "resume", "json"}) + rest
+        if others:
+            raise UserError(f"--resume repeats the run's own options; leave out {', '.join(others)}")
+        summary = resume(Path(arguments.resume))
+    else:
+        summary = train(_options(arguments, rest, Options))
+    print(json.dumps(summary, indent=2) if arguments.json else _summary_text(summary))
+    return 0 if summary["status"] == "finished" else 130
+
+
+def _options(arguments: argparse.Namespace, rest: list[str], kind: Any) -> Any:
+    """Options from the command line over the configuration file; what is not ours is left to TRL."""
+    import dataclasses
+
+    names = {item.name for item in dataclasses.fields(kind)} - {"trl", "config"}
+    config = _read_config(arguments.config) if arguments.config else {}
+    ours = {name: config.pop(name) for name in list(config) if name in names}
+    ours |= {name: value for name, value in vars(arguments).items() if name in names and value is not None}
+    options = kind(**ours, trl=rest, config=config)
+    for item in dataclasses.fields(kind):
+        _check_type(item.name, getattr(options, item.name), str(item.type))
+    if not 0.0 <= options.record_tokens <= 1.0:
+        raise UserError(f"record_tokens={options.record_tokens!r} must be a share between 0 and 1")
+    if options.eval_size < 1 or (options.eval_every is not None and options.eval_every < 1):
+        raise UserError("eval_size and eval_every must be at least 1")
+    return options
+
+
+def _check_type(name: str, value: Any, wanted: str) -> None:
+    kinds = {"str": str, "int": int, "float": (int, float), "bool": bool}
+    base = wanted.partition(" | ")[0]
+    if base not in kinds or (value is None and "None" in wanted):
+        return
+    if not isinstance(value, kinds[base]) or (isinstance(value, bool) and base != "bool"):
+        raise UserError(f"{name}={value!r} must be of type {base}")
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        data = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"the configuration {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise UserError(f"the configuration {path} must map option names to values, for example {{spec: dapo}}")
+    return {str(name).replace("-", "_"): value for name, value in data.items()}
+
+
+def _summary_text(summary: dict[str, Any]) -> str:
+    lines = [f"run       {summary['run']}  ({summary['status']}, {summary['steps']} steps, {summary['seconds']} s)"]
+    lines.append(f"spec      {summary['spec']}")
+    before, after = summary["before"] or {}, summary["after"] or {}
+    for name in ("greedy", "sampled"):
+        key = f"accuracy_{name}"
+        lines.append(f"held-out  {name:8} accuracy {_percent(before.get(key))} -> {_percent(after.get(key))}")
+    if after:
+        low, high = after.get("removed_low"), after.get("removed_high")
+        lines.append(f"region    removed the gradient of {_percent(low)} of tokens below it and {_percent(high)} above it")
+    lines.append(f"report    {summary['report']}")
+    lines.append(
+        f"model     {summary['model']}" if summary["model"] else f"continue  klamp train --resume {summary['run']}"
+    )
+    return "\n".join(lines)
+
+
+def _percent(share: float | None) -> str:
+    return "n/a" if share is None else f"{100.0 * share:.1f} %"
+
+
+def _help_trl() -> int:
+    from transformers import HfArgumentParser
+
+    from klamp.train.config import KlampConfig
+
+    HfArgumentParser(KlampConfig, prog="klamp train").print_help()
+    return 0
+
+
+_VERBS = {"train": _train, "explain": _explain, "presets": _presets}
+
+
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,342 @@
+"""``klamp train``: from options to a run directory with the trained model, its metrics and its report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import shutil
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from klamp.errors import UserError, did_you_mean
+from klamp.presets import parse
+from klamp.train import rundir
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Options:
+    """What ``klamp train`` was asked; ``trl`` holds options of TRL's GRPOConfig as command-line words."""
+
+    spec: str | None = None
+    task: str | None = None
+    dataset: str | None = None
+    reward: str | None = None
+    prompt_field: str | None = None
+    answer_field: str | None = None
+    split: str = "train"
+    data_dir: str | None = None
+    model: str | None = None
+    out: str | None = None
+    seed: int = 0
+    eval_size: int = 256
+    eval_every: int | None = None
+    record_tokens: float = 0.0
+    plain_prompts: bool = False
+    correction: bool = True
+    trl: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What to train on: rows with a prompt and an answer, a reward, and defaults for TRL's options."""
+
+    name: str
+    train: list[Row]
+    heldout: list[Row]
+    reward: Callable[..., Any]
+    model: str
+    defaults: dict[str, Any]
+
+
+def problem(options: Options) -> Problem:
+    """The task or dataset that the options name. Raises UserError where they contradict or cannot be read."""
+    from klamp import rewards, tasks
+
+    if options.task and options.dataset:
+        raise UserError("--task is a dataset with its reward; give either --task or --dataset, not both")
+    own = rewards.reward(options.reward) if options.reward else None
+    if options.dataset is None:
+        task = tasks.task(options.task or "sort")
+        rows, heldout = task.train(options.seed), task.heldout()[: options.eval_size]
+        defaults = {**task.defaults, "max_completion_length": task.max_completion_length}
+        reward = own or task.reward
+        return Problem(task.name, rows, heldout, rewards.guarded(reward), options.model or task.model, defaults)
+    if own is None:
+        raise UserError("--dataset needs --reward: exact, math, reasoning_gym:NAME, or module:function")
+    from klamp import data
+
+    found = data.load_rows(
+        options.dataset, prompt_field=options.prompt_field, answer_field=options.answer_field,
+        split=options.split, data_dir=options.data_dir,
+    )  # fmt: skip
+    size = min(options.eval_size, max(1, len(found) // 10))
+    train, heldout = data.split_heldout(found, size, seed=0)
+    embedded = options.model is None or options.model.startswith(tasks.EMBEDDED_PREFIX)
+    defaults = {**tasks.task("sort").defaults, "max_completion_length": 32} if embedded else {}
+    model = options.model or tasks.task("sort").model
+    return Problem(options.dataset, train.to_list(), heldout.to_list(), rewards.guarded(own), model, defaults)
+
+
+def train(options: Options) -> dict[str, Any]:
+    """Train as asked, in a new run directory; returns the summary. Raises UserError before anything is written."""
+    rundir.check_writable(options.out)
+    parse(options.spec or "grpo")  # before the slow imports
+    asked = problem(options)
+    return _run(options, asked, None)
+
+
+def resume(directory: Path) -> dict[str, Any]:
+    """Continue a run from its last checkpoint, bit for bit as if it had not stopped (at equal thread count)."""
+    data = rundir.load(directory)
+    if data["finished"] is not None:
+        raise UserError(f"{directory} has finished; nothing is left to resume")
+    checkpoint = rundir.latest_checkpoint(directory)
+    names = {item.name for item in dataclasses.fields(Options)}
+    options = Options(**{name: value for name, value in data["options"].items() if name in names})
+    return _run(options, problem(options), checkpoint, data)
+
+
+def _run(
+    options: Options, asked: Problem, checkpoint: Path | None, earlier: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    _quiet()
+    from klamp.train.models import load_tokenizer, model_path
+
+    config = configure(options, asked)
+    path = model_path(asked.model, config.trust_remote_code)
+    tokenizer = load_tokenizer(path, config.trust_remote_code)
+    rows, heldout = asked.train, asked.heldout
+    if tokenizer.chat_template and not options.plain_prompts:
+        rows, heldout = _as_chat(rows), _as_chat(heldout)
+    spec = config.resolved_spec
+    if checkpoint is None:
+        directory = rundir.create(options.out, spec, options.seed)
+        manifest = rundir.manifest(spec, asked.name, options.seed, rundir.command_line(), dataclasses.asdict(options))
+    else:
+        assert earlier is not None
+        directory, manifest = checkpoint.parent, earlier
+    config.output_dir = str(directory)
+    job = Job(options, asked, config, tokenizer, rows, heldout, directory, manifest, checkpoint)
+    try:
+        return job.run()
+    except UserError:
+        if checkpoint is None and not job.steps_done:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def _as_chat(rows: list[Row]) -> list[Row]:
+    return [
+        row | {"prompt": [{"role": "user", "content": row["prompt"]}]} if isinstance(row["prompt"], str) else row
+        for row in rows
+    ]
+
+
+def _quiet() -> None:
+    """Leave stderr to our own progress: no bars and no chatter of libraries, warnings once."""
+    import datasets
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"(torch|transformers|trl|accelerate)\.")
+    warnings.showwarning = lambda message, *rest, **more: print(f"warning: {message}", file=sys.stderr)
+
+
+# --- TRL's options --------------------------------------------------------------------------------------------
+
+
+def configure(options: Options, asked: Problem) -> Any:
+    """KlampConfig from the task's defaults, the configuration file and the command line, the later winning."""
+    import torch
+    from transformers import HfArgumentParser
+
+    from klamp.train.config import DEFAULT_SPEC, KlampConfig
+
+    class Parser(HfArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> Any:
+            raise UserError(f"{message}; klamp train --help-trl lists TRL's options")
+
+    parser = Parser(KlampConfig, allow_abbrev=False)
+    known = {item.name for item in dataclasses.fields(KlampConfig) if item.init}
+    defaults: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "seed": options.seed}
+    if not torch.cuda.is_available() and not torch.backends.mps.is_available():
+        defaults |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+    for source in (asked.defaults, options.config):
+        for name in source:
+            if name not in known:
+                raise UserError(f"there is no option {name!r}; {did_you_mean(name, known)}")
+        defaults |= source
+    defaults |= {"spec": options.spec or DEFAULT_SPEC, "correction": options.correction}
+    parser.set_defaults(**defaults)
+    try:
+        config, rest = parser.parse_args_into_dataclasses(
+            args=["--output_dir", "unset", *options.trl], look_for_args_file=False, return_remaining_strings=True
+        )
+    except UserError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise UserError(str(error)) from error
+    if rest:
+        name = rest[0].lstrip("-").partition("=")[0].replace("-", "_")
+        raise UserError(f"there is no option {rest[0]!r}; {did_you_mean(name, known)}")
+    config.model_init_kwargs = {"use_safetensors": True} | dict(config.model_init_kwargs or {})
+    if str(config.resolved_spec) != str(parse(config.spec)):
+        print(f"spec: {config.resolved_spec}", file=sys.stderr)
+    return config
+
+
+# --- the job --------------------------------------------------------------------------------------------------
+
+
+class Job:
+    """One run: builds the trainer, evaluates before and after, trains, and writes what a run keeps."""
+
+    def __init__(
+        self, options: Options, asked: Problem, config: Any, tokenizer: Any, rows: list[Row], heldout: list[Row],
+        directory: Path, manifest: dict[str, Any], checkpoint: Path | None,
+    ) -> None:  # fmt: skip
+        self.options, self.asked, self.config, self.tokenizer = options, asked, config, tokenizer
+        self.rows, self.heldout = rows, heldout
+        self.directory, self.manifest, self.checkpoint = directory, manifest, checkpoint
+        self.trainer: Any = None
+
+    @property
+    def steps_done(self) -> int:
+        return 0 if self.trainer is None else int(self.trainer.state.global_step)
+
+    def run(self) -> dict[str, Any]:
+        from klamp.train.callbacks import Interruption, Journal, Observer
+
+        resumed_at = None if self.checkpoint is None else int(self.checkpoint.name.rpartition("-")[2])
+        self.trainer = self._trainer()
+        main = self.trainer.accelerator.is_main_process
+        if main:
+            rundir.write(self.directory, self.manifest)
+        journal = Journal(self.directory, resumed_at)
+        observer = Observer(journal, self._answers, self._evaluate_every(), main)
+        with Interruption() as interruption:
+            self.trainer.add_callback(observer)
+            self.trainer.add_callback(interruption)
+            if self.checkpoint is None:
+                self.manifest["results"]["before"] = observer.measure(0)
+                if main:
+                    rundir.write(self.directory, self.manifest)
+            self._train()
+        interrupted = interruption.asked and self.steps_done < self.trainer.state.max_steps
+        if not interrupted:
+            after = observer.measure(self.steps_done) | removed_shares(journal.metrics)
+            self.trainer.save_model(str(self.directory / "model"))
+            if main:
+                rundir.finish(self.directory, self.manifest, after)
+        if main:
+            from klamp.report import write_report
+
+            write_report(self.directory)
+        return self._summary(interrupted, journal.seconds)
+
+    def _train(self) -> None:
+        try:
+            self.trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
+        except UserError as error:
+            if not self.steps_done:
+                raise
+            self.trainer._save_checkpoint(self.trainer.model, None)
+            raise UserError(f"{error}\nstopped at step {self.steps_done}; mend it, then --resume {self.directory}") from error
+        finally:
+            if self.trainer.recorder is not None:
+                self.writer.flush()
+
+    def _trainer(self) -> Any:
+        from datasets import Dataset
+        from transformers import PrinterCallback
+
+        from klamp.records import RecordWriter
+        from klamp.train.models import model_path
+        from klamp.train.recording import recorder
+        from klamp.train.trainer import KlampTrainer
+
+        record = None
+        if self.options.record_tokens > 0.0:
+            self.writer = RecordWriter(self.directory / "tokens", self.options.record_tokens, self.options.seed)
+            if self.checkpoint is not None:
+                self.writer.rewind(int(self.checkpoint.name.rpartition("-")[2]))
+            record = recorder(self.writer)
+        trainer = KlampTrainer(
+            model=str(model_path(self.asked.model, self.config.trust_remote_code)),
+            reward_funcs=self.asked.reward,
+            args=self.config,
+            train_dataset=Dataset.from_list(self.rows),
+            processing_class=self.tokenizer,
+            recorder=record,
+        )
+        trainer.remove_callback(PrinterCallback)
+        return trainer
+
+    def _evaluate_every(self) -> int:
+        """Steps between evaluations: as asked, or six times in the run, at the end of a rollout."""
+        if self.options.eval_every is not None:
+            return self.options.eval_every
+        rollout = self.config.updates_per_rollout
+        total = self.config.max_steps if self.config.max_steps > 0 else self._steps_planned()
+        return max(rollout, total // 6 // rollout * rollout)
+
+    def _steps_planned(self) -> int:
+        config = self.config
+        per_step = config.per_device_train_batch_size * config.world_size * config.gradient_accumulation_steps
+        return int(len(self.rows) * config.num_generations * config.num_train_epochs * config.num_iterations // per_step)
+
+    def _answers(self, greedy: bool) -> Any:
+        from accelerate.utils import gather_object
+
+        from klamp.train.evaluate import Answers, answer
+
+        accelerator = self.trainer.accelerator
+        mine = self.heldout[accelerator.process_index :: accelerator.num_processes]
+        found = answer(
+            accelerator.unwrap_model(self.trainer.model), self.tokenizer, mine, self.asked.reward, greedy=greedy,
+            max_new_tokens=self.config.max_completion_length, seed=accelerator.process_index,
+            chat=self.config.chat_template_kwargs or {},
+        )  # fmt: skip
+        if accelerator.num_processes == 1:
+            return found
+        return Answers(*(gather_object(list(part)) for part in (found.rows, found.completions, found.rewards)))
+
+    def _summary(self, interrupted: bool, seconds: float) -> dict[str, Any]:
+        results = self.manifest["results"]
+        return {
+            "run": str(self.directory),
+            "spec": str(self.trainer.spec),
+            "task": self.asked.name,
+            "seed": self.options.seed,
+            "steps": self.steps_done,
+            "seconds": round(seconds, 1),
+            "status": "interrupted" if interrupted else "finished",
+            "before": results["before"],
+            "after": results["after"],
+            "report": str(self.directory / "report.html"),
+            "model": None if interrupted else str(self.directory / "model"),
+        }
+
+
+def removed_shares(metrics: Path) -> dict[str, float | None]:
+    """Share of tokens whose gradient was removed over the whole run, by side: counts of every line, divided once."""
+    tokens, removed = 0.0, {"low": 0.0, "high": 0.0}
+    for line in metrics.read_text().splitlines():
+        row = json.loads(line)
+        count = row.get("batch/tokens_count")
+        if count and row.get("guard/removed_low_share") is not None:
+            tokens += count
+            for side in removed:
+                removed[side] += count * row[f"guard/removed_{side}_share"]
+    return {f"removed_{side}": value / tokens if tokens else None for side, value in removed.items()}

@@ -1,0 +1,144 @@
+"""Run directories: where a run keeps everything, and what a manifest says about it."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from klamp.errors import UserError
+from klamp.spec import Spec
+from klamp.version import __version__
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+
+
+def create(out: str | None, spec: Spec, seed: int) -> Path:
+    """A new, empty, writable run directory: ``out``, or a fresh name under ``runs/``. Never an existing run."""
+    if out is not None:
+        return _make(Path(out))
+    stem = re.sub(r"[^a-z0-9.]+", "-", str(spec).lower()).strip("-")[:40]
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    for attempt in range(1000):
+        suffix = f"-{attempt}" if attempt else ""
+        path = Path("runs") / f"{stamp}-{stem}-seed{seed}{suffix}"
+        if not path.exists():
+            return _make(path)
+    raise UserError("no free name under runs/; give --out DIR")
+
+
+def check_writable(out: str | None) -> None:
+    """Fail before any work if a run could not be written."""
+    target = Path(out) if out is not None else Path("runs")
+    if target.exists() and not target.is_dir():
+        raise UserError(f"{target} is a file; give --out a directory that does not exist yet")
+    if out is not None and target.is_dir() and any(target.iterdir()):
+        raise UserError(f"{target} is not empty; give another --out, or continue that run with --resume {target}")
+    nearest = next(parent for parent in [target, *target.absolute().parents] if parent.exists())
+    if not os.access(nearest, os.W_OK | os.X_OK) or not nearest.is_dir():
+        raise UserError(f"cannot write to {nearest}; give --out a directory that you can write to")
+
+
+def _make(path: Path) -> Path:
+    check_writable(str(path))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot create {path}: {error.strerror}; give another --out") from error
+    return path
+
+
+def manifest(spec: Spec, task: str, seed: int, command: list[str], options: dict[str, Any]) -> dict[str, Any]:
+    """What a reader needs to know, and ``--resume`` to repeat: spec, versions, seed, command, options."""
+    packages = ("torch", "transformers", "trl", "accelerate", "datasets", "numpy")
+    return {
+        "klamp": __version__,
+        "schema": SCHEMA,
+        "spec": str(spec),
+        "spec_parts": spec.to_dict(),
+        "region": _region(spec),
+        "versions": {name: _version(name) for name in packages} | {"python": platform.python_version()},
+        "seed": seed,
+        "command": command,
+        "git_commit": _git_commit(),
+        "task": task,
+        "options": options,
+        "started": _now(),
+        "finished": None,
+        "results": {"before": None, "after": None},
+    }
+
+
+def _region(spec: Spec) -> dict[str, Any] | None:
+    """The bounds that the report draws: those of the first guard on the policy's own ratio."""
+    guards = sorted(spec.guards, key=lambda guard: (guard.ratio != "new/old", guard.gate.name != "outward"))
+    if not guards:
+        return None
+    region, ratio = guards[0].region, guards[0].ratio
+    finite = [bound if math.isfinite(bound) else None for bound in (region.log_low, region.log_high)]
+    return {"log_low": finite[0], "log_high": finite[1], "ratio": ratio}
+
+
+def write(directory: Path, data: dict[str, Any]) -> None:
+    temporary = directory / f".{MANIFEST}.tmp"
+    temporary.write_text(json.dumps(data, indent=2) + "\n")
+    os.replace(temporary, directory / MANIFEST)
+
+
+def finish(directory: Path, data: dict[str, Any], after: dict[str, Any]) -> None:
+    data["results"]["after"], data["finished"] = after, _now()
+    write(directory, data)
+
+
+def load(directory: Path) -> dict[str, Any]:
+    """The manifest of a run to resume."""
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{directory} is not a run: it has no {MANIFEST}; give --resume the directory of a klamp train run")
+    try:
+        data: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if data.get("schema") != SCHEMA:
+        raise UserError(f"{path} has schema {data.get('schema')!r}; this klamp {__version__} reads {SCHEMA}")
+    return data
+
+
+def latest_checkpoint(directory: Path) -> Path:
+    """The last complete checkpoint: the file that klamp writes last is there."""
+    found = [path for path in directory.glob("checkpoint-*") if (path / "klamp_state.json").exists()]
+    if not found:
+        raise UserError(f"{directory} has no complete checkpoint to resume from; start again without --resume")
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def command_line() -> list[str]:
+    return ["klamp", *sys.argv[1:]]
