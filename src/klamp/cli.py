@@ -115,7 +115,8 @@ def _presets(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 def _signature(signature: Any) -> str:
     inner = ", ".join(
-        name if item.default is item.empty else f"{name}={item.default!r}" for name, item in signature.parameters.items()
+        name if item.default is item.empty else f"{name}={item.default!r}"
+        for name, item in signature.parameters.items()
     )
     return f"({inner})"
 
@@ -156,7 +157,7 @@ def _options(arguments: argparse.Namespace, rest: list[str], kind: Any) -> Any:
 
 
 def _check_type(name: str, value: Any, wanted: str) -> None:
-    kinds = {"str": str, "int": int, "float": (int, float), "bool": bool}
+    kinds: dict[str, Any] = {"str": str, "int": int, "float": (int, float), "bool": bool}
     base = wanted.partition(" | ")[0]
     if base not in kinds or (value is None and "None" in wanted):
         return
@@ -187,7 +188,9 @@ def _summary_text(summary: dict[str, Any]) -> str:
         lines.append(f"held-out  {name:8} accuracy {_percent(before.get(key))} -> {_percent(after.get(key))}")
     if after:
         low, high = after.get("removed_low"), after.get("removed_high")
-        lines.append(f"region    removed the gradient of {_percent(low)} of tokens below it and {_percent(high)} above it")
+        lines.append(
+            f"region    removed the gradient of {_percent(low)} of tokens below it and {_percent(high)} above it"
+        )
     lines.append(f"report    {summary['report']}")
     lines.append(
         f"model     {summary['model']}" if summary["model"] else f"continue  klamp train --resume {summary['run']}"
@@ -209,8 +212,6 @@ def _help_trl() -> int:
 
 
 _VERBS = {"train": _train, "explain": _explain, "presets": _presets}
-
-
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ class UserError(ValueError):
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """The choices as one sentence, the nearest first: ``did you mean 'grpo'? Known: ...``."""
+    """The choices as one clause, the nearest first: ``did you mean 'grpo'? known: ...``; of many only the nearest."""
     known = sorted(choices)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
     guess = f"did you mean {near[0]!r}? " if near else ""
-    return f"{guess}Known: {', '.join(known)}"
+    if len(known) > 40:
+        return f"{guess}near it: {', '.join(near)}" if near else f"there are {len(known)} choices, none of them near"
+    return f"{guess}known: {', '.join(known)}"

@@ -116,5 +116,7 @@ def _guard_lines(guard: dict[str, Any]) -> list[str]:
     lines += [f"    note      {note}" for note in region["notes"]]
     radii = guard["matched_radii"]["radii"]
     if radii:
-        lines.append(f"    matched   radius with the same log(high/low): {', '.join(f'{k} {v:.5g}' for k, v in radii.items())}")
+        lines.append(
+            f"    matched   radius with the same log(high/low): {', '.join(f'{k} {v:.5g}' for k, v in radii.items())}"
+        )
     return lines

@@ -70,7 +70,13 @@ class Journal:
             rows = list(zip(answers.rows, answers.completions, answers.rewards, strict=True))
             for row, completion, reward in rows[:_SAMPLES_PER_EVALUATION]:
                 prompt = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
-                line = {"step": step, "prompt": prompt, "completion": completion, "answer": row.get("answer"), "reward": reward}
+                line = {
+                    "step": step,
+                    "prompt": prompt,
+                    "completion": completion,
+                    "answer": row.get("answer"),
+                    "reward": reward,
+                }
                 file.write(json.dumps(line) + "\n")
 
 
@@ -117,7 +123,9 @@ class Progress:
         self.total, self.first, self.journal = total, done, journal
         self.start = self.said = time.monotonic()
         terminal = sys.stderr.isatty()
-        self.bar = tqdm(total=total, initial=done, desc="training", unit="step", dynamic_ncols=True) if terminal else None
+        self.bar = (
+            tqdm(total=total, initial=done, desc="training", unit="step", dynamic_ncols=True) if terminal else None
+        )
 
     def update(self, step: int) -> None:
         latest = self.journal.latest

@@ -35,7 +35,9 @@ _SAYS: dict[str, Callable[[Any], str | None]] = {
     "vespo_k_neg": lambda v: None,
     "vespo_lambda_neg": lambda v: None,
     "vllm_importance_sampling_correction": lambda v: "the spec alone, with correction=False (--no-correction)",
-    "vllm_importance_sampling_mode": lambda v: "... + sequence_mask(), or factor(transform=cap(high=C), ratio='old/rollout')",
+    "vllm_importance_sampling_mode": lambda v: (
+        "... + sequence_mask(), or factor(transform=cap(high=C), ratio='old/rollout')"
+    ),
     "vllm_importance_sampling_clip_max": lambda v: f"... + sequence_mask(high={v})",
     "vllm_importance_sampling_clip_min": lambda v: f"... + sequence_mask(low={v})",
     "vllm_importance_sampling_cap": lambda v: f"... + sequence_mask(high={v})",
@@ -53,7 +55,8 @@ class KlampConfig(GRPOConfig):  # type: ignore[misc]
 
     spec: str = field(default=DEFAULT_SPEC, metadata={"help": "policy loss, for example 'atr_grpo(delta=0.02)'"})
     correction: bool = field(
-        default=True, metadata={"help": "append sequence_mask(high=3.0) when vLLM samples and the spec lacks a correction"}
+        default=True,
+        metadata={"help": "append sequence_mask(high=3.0) when vLLM samples and the spec lacks a correction"},
     )
 
     def __post_init__(self) -> None:
@@ -83,8 +86,8 @@ def resolve(config: KlampConfig) -> Spec:
     mean = spec.mean
     if mean.kind == "sequence_sum" and mean.divisor is None:
         spec = spec_with(spec, aggregate=replace(mean, divisor=float(config.max_completion_length)))
-    corrected = any(part.ratio == "old/rollout" for part in (*spec.guards, *spec.factors))
-    if config.use_vllm and config.correction and not corrected:
+    ratios = {guard.ratio for guard in spec.guards} | {factor.ratio for factor in spec.factors}
+    if config.use_vllm and config.correction and "old/rollout" not in ratios:
         spec = spec + parse("sequence_mask(high=3.0)")
     config.vllm_importance_sampling_correction = False
     _match_beta(config, spec)
@@ -98,17 +101,18 @@ def spec_with(spec: Spec, **changes: Any) -> Spec:
 
 def _refuse_fights(config: KlampConfig) -> None:
     defaults = {item.name: item.default for item in fields(GRPOConfig)}
-    ours = {"vllm_importance_sampling_correction": False}  # what resolve() itself sets
-    for name, says in _SAYS.items():
-        if name not in defaults or not hasattr(config, name):
-            continue
-        value = getattr(config, name)
-        if value == defaults[name] or (name in ours and value == ours[name] and getattr(config, "_resolved", False)):
-            continue
-        same = says(value)
+    for name in _SAYS:
+        switched_off = name == "vllm_importance_sampling_correction" and not config.vllm_importance_sampling_correction
+        if name in defaults and getattr(config, name) != defaults[name] and not switched_off:
+            refuse(name, getattr(config, name), config.spec)
+
+
+def refuse(name: str, value: Any, spec: str) -> None:
+    """Raise UserError if a TRL option says something about the loss, with the spec that says the same."""
+    if name in _SAYS:
+        same = _SAYS[name](value)
         way = f"say it in the spec: {same}" if same else "no spec says this yet; leave the option out"
-        raise UserError(f"{name}={value!r} would fight the spec {config.spec!r}, which decides the loss alone; {way}")
-    object.__setattr__(config, "_resolved", True)
+        raise UserError(f"{name}={value!r} would fight the spec {spec!r}, which decides the loss alone; {way}")
 
 
 def _match_beta(config: KlampConfig, spec: Spec) -> None:

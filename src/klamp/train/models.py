@@ -8,6 +8,8 @@ from typing import Any
 from klamp.errors import UserError
 from klamp.tasks import EMBEDDED_PREFIX, embedded_model
 
+HUB_TIMEOUT = 10.0  # seconds for the hub to answer at all
+
 
 def model_path(model: str, trust_remote_code: bool = False) -> str:
     """The path or hub id to load, checked: its configuration can be read. Raises UserError if not."""
@@ -16,10 +18,21 @@ def model_path(model: str, trust_remote_code: bool = False) -> str:
     from transformers import AutoConfig
 
     try:
+        if not Path(model).is_dir():
+            _ask_hub(model)
         AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     except Exception as error:  # every library below raises its own kind
         raise UserError(_cannot("model", model, error)) from error
     return model
+
+
+def _ask_hub(model: str) -> None:
+    """Ask the hub once, briefly, unless the model is in the local cache: transformers itself retries for long."""
+    import huggingface_hub
+    from huggingface_hub import try_to_load_from_cache
+
+    if not isinstance(try_to_load_from_cache(model, "config.json"), str):
+        huggingface_hub.HfApi().model_info(model, timeout=HUB_TIMEOUT)
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:

@@ -161,7 +161,7 @@ def configure(options: Options, asked: Problem) -> Any:
     import torch
     from transformers import HfArgumentParser
 
-    from klamp.train.config import DEFAULT_SPEC, KlampConfig
+    from klamp.train.config import DEFAULT_SPEC, KlampConfig, refuse
 
     class Parser(HfArgumentParser):  # type: ignore[misc]
         def error(self, message: str) -> Any:
@@ -177,7 +177,10 @@ def configure(options: Options, asked: Problem) -> Any:
             if name not in known:
                 raise UserError(f"there is no option {name!r}; {did_you_mean(name, known)}")
         defaults |= source
-    defaults |= {"spec": options.spec or DEFAULT_SPEC, "correction": options.correction}
+    spec = options.spec or DEFAULT_SPEC
+    for name, value in {**options.config, **_named(options.trl)}.items():
+        refuse(name, value, spec)  # said explicitly, even where it is TRL's default
+    defaults |= {"spec": spec, "correction": options.correction}
     parser.set_defaults(**defaults)
     try:
         config, rest = parser.parse_args_into_dataclasses(
@@ -194,6 +197,16 @@ def configure(options: Options, asked: Problem) -> Any:
     if str(config.resolved_spec) != str(parse(config.spec)):
         print(f"spec: {config.resolved_spec}", file=sys.stderr)
     return config
+
+
+def _named(words: list[str]) -> dict[str, str]:
+    """The options among command-line words, with the word after each."""
+    found = {}
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            found[name.replace("-", "_")] = value if equals else after
+    return found
 
 
 # --- the job --------------------------------------------------------------------------------------------------
@@ -252,7 +265,9 @@ class Job:
             if not self.steps_done:
                 raise
             self.trainer._save_checkpoint(self.trainer.model, None)
-            raise UserError(f"{error}\nstopped at step {self.steps_done}; mend it, then --resume {self.directory}") from error
+            raise UserError(
+                f"{error}\nstopped at step {self.steps_done}; mend it, then --resume {self.directory}"
+            ) from error
         finally:
             if self.trainer.recorder is not None:
                 self.writer.flush()
@@ -289,12 +304,13 @@ class Job:
             return self.options.eval_every
         rollout = self.config.updates_per_rollout
         total = self.config.max_steps if self.config.max_steps > 0 else self._steps_planned()
-        return max(rollout, total // 6 // rollout * rollout)
+        return int(max(rollout, total // 6 // rollout * rollout))
 
     def _steps_planned(self) -> int:
         config = self.config
         per_step = config.per_device_train_batch_size * config.world_size * config.gradient_accumulation_steps
-        return int(len(self.rows) * config.num_generations * config.num_train_epochs * config.num_iterations // per_step)
+        completions = len(self.rows) * config.num_generations * config.num_train_epochs
+        return int(completions * config.num_iterations // per_step)
 
     def _answers(self, greedy: bool) -> Any:
         from accelerate.utils import gather_object

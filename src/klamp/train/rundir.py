@@ -103,7 +103,9 @@ def load(directory: Path) -> dict[str, Any]:
     """The manifest of a run to resume."""
     path = directory / MANIFEST
     if not path.is_file():
-        raise UserError(f"{directory} is not a run: it has no {MANIFEST}; give --resume the directory of a klamp train run")
+        raise UserError(
+            f"{directory} is not a run: it has no {MANIFEST}; give --resume the directory of a klamp train run"
+        )
     try:
         data: dict[str, Any] = json.loads(path.read_text())
     except ValueError as error:

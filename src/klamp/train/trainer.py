@@ -180,7 +180,7 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.recorder is not None and mode == "train":
             self.recorder(self, inputs, batch, out)
         # Gradients are averaged over ranks and summed over micro-batches; the counts are of all of them.
-        loss = out.loss * self.accelerator.num_processes
+        loss: Tensor = out.loss * self.accelerator.num_processes
         if self.aux_loss_enabled:
             window = self.current_gradient_accumulation_steps if mode == "train" else 1
             loss = loss + self.router_aux_loss_coef * aux_loss / window
@@ -199,13 +199,13 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
             self.objective_state = self.objective.update(self.objective_state, self._window_stats, total)
             self._window_tally = Tally()
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         mode = "train" if self.model.training else "eval"
         tally, self._tallies[mode] = self._tallies[mode], Tally()
         if tally.means:
             shown = tally.all_reduce(self._sum, self._max).show()
             prefix = "" if mode == "train" else "eval_"
-            logs = logs | {f"{prefix}{name}": value for name, value in shown.items()}  # type: ignore[dict-item]
+            logs = logs | {f"{prefix}{name}": value for name, value in shown.items()}
         super().log(logs, start_time)
 
     # --- exact resume ---------------------------------------------------------------------------------------
@@ -219,7 +219,9 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
         super()._save_checkpoint(model, trial)
         folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self._step % (self.args.steps_per_generation * self.num_iterations) and self._buffered_inputs:
-            buffer = [{key: value for key, value in part.items() if value is not None} for part in self._buffered_inputs]
+            buffer = [
+                {key: value for key, value in part.items() if value is not None} for part in self._buffered_inputs
+            ]
             torch.save(buffer, folder / f"{_BUFFER}_{self.accelerator.process_index}.pt")
         if self.args.should_save:
             state = {"step": self._step, "rollouts": self._rollouts, "objective": self.objective_state}
