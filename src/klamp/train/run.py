@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import shutil
 import sys
 import warnings
@@ -108,6 +109,7 @@ def _run(
     options: Options, asked: Problem, checkpoint: Path | None, earlier: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     _quiet()
+    _use_threads(asked.model)
     from klamp.train.models import load_tokenizer, model_path
 
     config = configure(options, asked)
@@ -138,6 +140,14 @@ def _as_chat(rows: list[Row]) -> list[Row]:
         row | {"prompt": [{"role": "user", "content": row["prompt"]}]} if isinstance(row["prompt"], str) else row
         for row in rows
     ]
+
+
+def _use_threads(model: str) -> None:
+    """One thread for the embedded model: it is too small for two to help, and results then do not depend on the machine."""
+    import torch
+
+    if model.startswith("embedded:") and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 def _quiet() -> None:
@@ -202,7 +212,7 @@ def configure(options: Options, asked: Problem) -> Any:
 def _named(words: list[str]) -> dict[str, str]:
     """The options among command-line words, with the word after each."""
     found = {}
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in zip(words, [*words[1:], ""], strict=False):
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             found[name.replace("-", "_")] = value if equals else after
