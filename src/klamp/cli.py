@@ -72,6 +72,8 @@ def _add_train(verbs: Any) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 done, 2 bad input, 130 interrupted."""
     words = sys.argv[1:] if argv is None else argv
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # parts of one's own by import path; last, so that they shadow nothing
     try:
         parser = _parser()
         arguments, rest = parser.parse_known_args(words)

@@ -86,13 +86,12 @@ class Region:
             found.append("no lower bound: every w below 1 is inside")
         if self.log_high == math.inf:
             found.append("no upper bound: every w above 1 is inside")
-        for side, x, radius in (("low", self.log_low, self.radius_low), ("high", self.log_high, self.radius_high)):
-            if self.measure is None or radius in (None, 0.0, math.inf) or not math.isfinite(x):
-                continue
-            if float(self.measure.divergence(x)) < (1.0 - 1e-6) * float(radius or 0.0):
-                found.append(
-                    f"{self.measure} saturates on the {side} side: it is infinite beyond w = {math.exp(x):.6g}"
-                )
+        if self.measure is not None:
+            for side, sign in (("low", -1.0), ("high", 1.0)):
+                edge = saturation(self.measure, sign)
+                if edge is not None:
+                    w = math.exp(sign * edge)
+                    found.append(f"{self.measure} saturates on the {side} side: no radius reaches beyond w = {w:.6g}")
         return tuple(found)
 
     def arguments(self) -> dict[str, object]:
@@ -253,6 +252,13 @@ def _bound(found: Measure, sign: float, radius: float) -> float:
 
     scale = math.sqrt(2.0) * math.sqrt(radius)
     return crossing(excess, scale if scale < 1.0 else 1.0)
+
+
+def saturation(found: Measure, sign: float) -> float | None:
+    """|x| from which the measure is infinite, where that is a property of it and not of the range of doubles."""
+    if math.isfinite(float(found.divergence(sign * 300.0))):
+        return None
+    return crossing(lambda x: -1.0 if math.isfinite(float(found.divergence(sign * x))) else 1.0, 1.0)
 
 
 def _log(value: float) -> float:

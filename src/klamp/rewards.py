@@ -83,8 +83,6 @@ def completion_text(completion: Any) -> str:
     return content or ""
 
 
-
-
 class RowReward:
     """A reward made of ``score(text, *values of the columns) -> (reward, count)``, one row at a time."""
 

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 import os
-import shutil
 import sys
 import warnings
 from collections.abc import Callable
@@ -120,18 +119,20 @@ def _run(
         rows, heldout = _as_chat(rows), _as_chat(heldout)
     spec = config.resolved_spec
     if checkpoint is None:
-        directory = rundir.create(options.out, spec, options.seed)
+        directory = rundir.name(options.out, spec, options.seed)
+        made = rundir.topmost_missing(directory)
+        rundir.create(directory)
         manifest = rundir.manifest(spec, asked.name, options.seed, rundir.command_line(), dataclasses.asdict(options))
     else:
         assert earlier is not None
-        directory, manifest = checkpoint.parent, earlier
+        directory, manifest, made = checkpoint.parent, earlier, checkpoint.parent
     config.output_dir = str(directory)
     job = Job(options, asked, config, tokenizer, rows, heldout, directory, manifest, checkpoint)
     try:
         return job.run()
     except UserError:
         if checkpoint is None and not job.steps_done:
-            shutil.rmtree(directory, ignore_errors=True)
+            rundir.discard(directory, made)
         raise
 
 
@@ -181,7 +182,7 @@ def configure(options: Options, asked: Problem) -> Any:
     known = {item.name for item in dataclasses.fields(KlampConfig) if item.init}
     defaults: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "seed": options.seed}
     if not torch.cuda.is_available() and not torch.backends.mps.is_available():
-        defaults |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+        defaults |= {"use_cpu": True, "bf16": False, "activation_checkpointing": False}
     for source in (asked.defaults, options.config):
         for name in source:
             if name not in known:

@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,17 +23,17 @@ MANIFEST = "manifest.json"
 SCHEMA = 1
 
 
-def create(out: str | None, spec: Spec, seed: int) -> Path:
-    """A new, empty, writable run directory: ``out``, or a fresh name under ``runs/``. Never an existing run."""
+def name(out: str | None, spec: Spec, seed: int) -> Path:
+    """Where a new run goes: ``out``, or a fresh name under ``runs/``. Never an existing run."""
     if out is not None:
-        return _make(Path(out))
+        return Path(out)
     stem = re.sub(r"[^a-z0-9.]+", "-", str(spec).lower()).strip("-")[:40]
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     for attempt in range(1000):
         suffix = f"-{attempt}" if attempt else ""
         path = Path("runs") / f"{stamp}-{stem}-seed{seed}{suffix}"
         if not path.exists():
-            return _make(path)
+            return path
     raise UserError("no free name under runs/; give --out DIR")
 
 
@@ -48,13 +49,28 @@ def check_writable(out: str | None) -> None:
         raise UserError(f"cannot write to {nearest}; give --out a directory that you can write to")
 
 
-def _make(path: Path) -> Path:
+def topmost_missing(path: Path) -> Path:
+    """The folder to remove so that nothing of ``path`` is left, asked before it is made."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    return missing[-1] if missing else path
+
+
+def discard(directory: Path, made: Path) -> None:
+    """Remove a run that never began: the folders from ``made`` down that exist for it alone."""
+    shutil.rmtree(directory, ignore_errors=True)
+    folder = directory.parent
+    while made != directory and folder.is_relative_to(made) and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
+
+
+def create(path: Path) -> None:
+    """Make the empty, writable run directory."""
     check_writable(str(path))
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot create {path}: {error.strerror}; give another --out") from error
-    return path
 
 
 def manifest(spec: Spec, task: str, seed: int, command: list[str], options: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,49 @@
+# make demo    new .venv, pinned dependencies, then `klamp train` with no arguments
+# make test    the same environment with the development tools, then the tests
+# make bench   what the loss costs, next to TRL's own
+# make lint    ruff and the type checker
+#
+# A machine without CUDA gets the CPU build of torch 2.13.0. To choose another build:
+#   make demo TORCH='torch==2.13.0' TORCH_INDEX=https://download.pytorch.org/whl/cu130
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+BIN := $(VENV)/bin
+
+.PHONY: demo test bench lint warm-start clean
+
+demo: $(VENV)/.train
+	$(BIN)/klamp train
+
+test: $(VENV)/.dev
+	$(BIN)/pytest
+
+bench: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/loss.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+warm-start: $(VENV)/.train
+	$(BIN)/python recipes/warm_start.py --out build/warm-start
+
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --quiet --no-deps --retries 1 --timeout 15 --extra-index-url $(TORCH_INDEX) '$(TORCH)'
+	touch $@
+
+$(VENV)/.train: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.train pyproject.toml
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info

@@ -1,0 +1,306 @@
+"""The command line: explanations, presets, and one clear message with exit code 2 for every user's mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train_parts import save_tiny_model
+
+from klamp.cli import main
+from klamp.presets import list_presets
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    try:
+        code = main(list(words))
+    except SystemExit as stop:  # argparse
+        code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+# --- explain and presets --------------------------------------------------------------------------------------
+
+
+def test_explain_atr_grpo(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "explain", "atr_grpo(delta=0.02)", "--json")
+    region = json.loads(out)["guards"][0]["region"]
+    assert (code, err) == (0, "")
+    assert region["low"] == pytest.approx(0.8131051152131157, rel=1e-12)
+    assert region["high"] == pytest.approx(1.2135497071517296, rel=1e-12)
+    assert region["log_low"] == pytest.approx(-0.20689488478688434, rel=1e-12)
+    assert region["coordinates"] == {"a": 0.0, "radius": 0.02}
+
+
+def test_explain_dapo(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "explain", "dapo", "--json")
+    found = json.loads(out)
+    assert found["guards"][0]["region"]["coordinates"]["a"] == pytest.approx(-2.303179443, abs=1e-8)
+    assert found["guards"][0]["region"]["coordinates"]["radius"] == pytest.approx(0.0277647255, abs=1e-8)
+    assert found["guards"][0]["matched_radii"]["radii"]["k3"] == pytest.approx(0.027529, abs=1e-6)
+    assert found["aggregate"] == "token_mean()"
+    assert "2503.14476" in found["sources"][0]["citation"]
+
+
+def test_explain_says_what_is_missing_and_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "explain", "trust_region('renyi(0.5)', 5.0) + sequence_mask(high=3.0)")
+    assert "renyi(0.5) saturates on the high side: no radius reaches beyond w = 5.82843" in out
+    assert "no lower bound" in out
+    assert "logp_rollout" in out
+
+
+@pytest.mark.parametrize("name", [name for name in list_presets() if name != "trust_region"])
+def test_every_preset_is_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "explain", name)
+    assert code == 0
+    assert "source " in out
+    assert "equation " in out
+
+
+def test_presets_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "presets", "--json")
+    rows = json.loads(out)
+    assert [row["name"] for row in rows] == list_presets()
+    assert all(row["citation"] and row["equation"] and row["summary"] for row in rows)
+    _, text, _ = run(capsys, "presets")
+    assert "atr_grpo(delta=0.02)" in text
+
+
+@pytest.mark.parametrize("words", [["--help"], ["explain", "atr_grpo"], ["train", "--help"], ["presets"]])
+def test_light_verbs_import_neither_torch_nor_trl(words: list[str]) -> None:
+    code = (
+        "import sys; from klamp.cli import main\n"
+        f"try: main({words!r})\n"
+        "except SystemExit: pass\n"
+        "print('HEAVY', sorted({'torch', 'trl', 'transformers', 'datasets', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("HEAVY []")
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model, a dataset, reward functions and configurations."""
+    folder = tmp_path_factory.mktemp("place")
+    save_tiny_model(folder / "tiny")
+    rows = [{"question": f"{i}+1?", "answer": str(i + 1)} for i in range(12)]
+    (folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "r.py").write_text(
+        "def ok(prompts, completions, **columns):\n    return [float(len(c)) for c in completions]\n"
+        "def broken(prompts, completions, **columns):\n    raise KeyError('nope')\n"
+        "def late(prompts, completions, **columns):\n"
+        "    if any('7+1' in p for p in prompts) and len(prompts) > 8: raise RuntimeError('at 7')\n"
+        "    return [float(len(c)) for c in completions]\n"
+    )
+    (folder / "typo.yaml").write_text("specc: dapo\n")
+    (folder / "list.yaml").write_text("- dapo\n")
+    (folder / "kind.yaml").write_text("eval_size: many\n")
+    (folder / "file").write_text("")
+    return folder
+
+
+MISTAKES: list[tuple[list[str], str]] = [
+    (["train", "--spec", "atr_gpro"], "did you mean 'atr_grpo'?"),
+    (["explain", "atr_gpro"], "did you mean 'atr_grpo'?"),
+    (["explain", "grpo("], "cannot read the spec"),
+    (["explain", "grpo(epsilon='a')"], "epsilon='a' is not a number"),
+    (["explain", "grpo + dapo"], "averages by"),
+    (["train", "--spec", "atr_grpo(delta=-1)"], "radius=-1 is not a radius"),
+    (["train", "--spec", "atr_grpo(delta=nan)"], "radius=nan is not a radius"),
+    (["train", "--spec", "trust_region('k33', 0.1)"], "did you mean 'k3'?"),
+    (["train", "--dataset", "{}/d.jsonl", "--reward", "math", "--prompt-field", "text"], "no column 'text'"),
+    (["train", "--dataset", "{}/none.jsonl", "--reward", "math"], "none.jsonl"),
+    (["train", "--dataset", "{}/d.jsonl"], "--dataset needs --reward"),
+    (["train", "--dataset", "{}/d.jsonl", "--task", "sort", "--reward", "exact"], "not both"),
+    (["train", "--dataset", "{}/d.jsonl", "--reward", "mth"], "did you mean 'math'?"),
+    (["train", "--dataset", "{}/d.jsonl", "--reward", "{}/r.py:missing"], "no function 'missing'"),
+    (["train", "--task", "srt"], "did you mean 'sort'?"),
+    (["train", "--model", "{}/no-such-model"], "no-such-model"),
+    (["train", "--model", "{}/file"], "cannot be loaded"),
+    (["train", "--out", "{}/file"], "is a file"),
+    (["train", "--out", "{}"], "is not empty"),
+    (["train", "--out", "/proc/nowhere/run"], "/proc"),
+    (["train", "--config", "{}/none.yaml"], "cannot read the configuration"),
+    (["train", "--config", "{}/typo.yaml"], "did you mean 'spec'?"),
+    (["train", "--config", "{}/list.yaml"], "must map option names"),
+    (["train", "--config", "{}/kind.yaml"], "eval_size='many' must be of type int"),
+    (["train", "--learning_rat", "1"], "did you mean 'learning_rate'?"),
+    (["train", "--learning_rate", "fast"], "invalid float value"),
+    (["train", "--loss_type", "dapo"], "dapo()"),
+    (["train", "--spec", "grpo() + sequence_mask()"], "needs logp_rollout"),
+    (["train", "--record-tokens", "2"], "between 0 and 1"),
+    (["train", "--eval-size", "0"], "at least 1"),
+    (["train", "--resume", "{}"], "is not a run"),
+    (["train", "--resume", "{}/x", "--seed", "1"], "leave out seed"),
+    (["train", "--seed", "x"], "invalid int value"),
+    (["fly"], "invalid choice"),
+    (["explain", "grpo", "--jsn"], "unrecognized arguments"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), MISTAKES, ids=[" ".join(words) for words, _ in MISTAKES])
+def test_a_mistake_is_one_message_and_nothing_written(
+    words: list[str], says: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *(word.replace("{}", str(place)) for word in words))
+    assert code == 2
+    assert out == ""
+    assert says in err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+TINY = ["--max_steps", "4", "--per_device_train_batch_size", "8", "--num_generations", "4", "--logging_steps", "1",
+        "--steps_per_generation", "2", "--max_completion_length", "6", "--eval-size", "4"]  # fmt: skip
+
+
+def test_a_reward_that_raises_names_the_row_and_leaves_nothing(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = ["--dataset", str(place / "d.jsonl"), "--model", str(place / "tiny"), *TINY]
+    code, _, err = run(capsys, "train", *data, "--reward", f"{place}/r.py:broken", "--out", str(tmp_path / "run"))
+    assert code == 2
+    assert "raised KeyError: 'nope' on row" in err
+    assert "(prompt: '" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reward_that_raises_later_leaves_a_checkpoint(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--dataset", str(place / "d.jsonl"), "--model", str(place / "tiny"), *TINY, "--max_steps", "40"]
+    code, _, err = run(capsys, "train", *data, "--reward", f"{place}/r.py:late", "--out", str(tmp_path / "run"))
+    assert code == 2
+    assert "RuntimeError: at 7" in err
+    if "--resume" in err:  # not the very first rollout
+        step = int(err.rpartition("stopped at step ")[2].partition(";")[0])
+        assert (tmp_path / "run" / f"checkpoint-{step}" / "klamp_state.json").exists()
+
+
+# --- runs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_keeps_what_it_says(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A Hugging Face directory with its own tokenizer and chat template, a dataset, a reward, records and a report."""
+    chat = save_tiny_model(tmp_path / "chat", chat=True)
+    code, out, _ = run(
+        capsys, "train", "--dataset", str(place / "d.jsonl"), "--reward", f"{place}/r.py:ok", "--model", str(chat), *TINY,
+        "--record-tokens", "--json", "--out", str(tmp_path / "run"), "--spec", "trust_region('custom_parts:cosh_gap', 0.02)",
+        "--learning_rate", "0.01",
+    )  # fmt: skip
+    assert code == 0
+    summary = json.loads(out)
+    run_dir = tmp_path / "run"
+    assert summary["status"] == "finished"
+    assert summary["steps"] == 4
+    manifest = json.loads((run_dir / "manifest.json").read_text())
+    assert manifest["spec"] == "trust_region('custom_parts:cosh_gap', 0.02)".replace(
+        "'custom", "measure='custom"
+    ).replace(" 0.02", " radius=0.02")
+    assert manifest["finished"] is not None
+    assert manifest["results"]["after"]["removed_high"] is not None
+    steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert sorted(set(steps)) == [0, 1, 2, 3, 4]
+    sample = json.loads((run_dir / "samples.jsonl").read_text().splitlines()[0])
+    assert set(sample) == {"step", "prompt", "completion", "answer", "reward"}
+    assert (run_dir / "report.html").read_text().count("<svg") >= 7
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(run_dir / "model")
+    assert AutoTokenizer.from_pretrained(run_dir / "model").chat_template
+
+    from klamp.records import read_records
+
+    table = read_records(run_dir / "tokens")
+    assert table.num_rows == 4 * 8
+    row = table.to_pylist()[-1]
+    assert len(row["token_ids"]) == len(row["logp_new"]) == len(row["g"]) == len(row["kept"])
+    assert sorted(set(table["step"].to_pylist())) == [0, 1, 2, 3]
+
+
+def test_a_second_run_loses_nothing_of_the_first(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "--dataset", str(place / "d.jsonl"), "--reward", f"{place}/r.py:ok", "--model", str(place / "tiny"),
+             *TINY, "--json"]  # fmt: skip
+    first = json.loads(run(capsys, *words)[1])["run"]
+    before = {path: path.read_bytes() for path in Path(first).rglob("*") if path.is_file()}
+    second = json.loads(run(capsys, *words)[1])["run"]
+    assert first != second
+    assert {path: path.read_bytes() for path in Path(first).rglob("*") if path.is_file()} == before
+
+
+def test_configuration_files_and_precedence(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        f"dataset: {place}/d.jsonl\nreward: {place}/r.py:ok\nmodel: {place}/tiny\nspec: dapo\nmax_steps: 2\n"
+        "per_device_train_batch_size: 8\nnum_generations: 4\nmax_completion_length: 4\neval_size: 4\nlearning_rate: 1.0e-3\n"
+    )
+    code, out, _ = run(
+        capsys, "train", "--config", str(config), "--max_steps", "1", "--json", "--out", str(tmp_path / "r")
+    )
+    assert code == 0
+    assert json.loads(out)["steps"] == 1
+    assert json.loads(out)["spec"] == "dapo()"
+
+
+def test_interrupt_and_resume_are_bitwise_one_run(place: Path, tmp_path: Path) -> None:
+    """Ctrl-C in the middle of a rollout, in the second epoch, then --resume: the same weights as without."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    command = [
+        sys.executable, "-c", INTERRUPTED, "train", "--dataset", str(place / "d.jsonl"), "--reward", f"{place}/r.py:ok",
+        "--model", str(place / "tiny"), *TINY, "--max_steps", "30", "--steps_per_generation", "3", "--num_iterations", "2",
+        "--learning_rate", "0.01", "--spec", "ppo_kl_penalty(beta=0.1, target=0.01)", "--record-tokens", "0.5",
+    ]  # fmt: skip
+
+    def call(stop: int, *words: str) -> int:
+        return subprocess.run(
+            [*command[:3], *words], env=environment | {"STOP": str(stop)}, capture_output=True
+        ).returncode
+
+    assert call(0, *command[3:], "--out", str(tmp_path / "whole")) == 0
+    assert call(22, *command[3:], "--out", str(tmp_path / "halves")) == 130
+    assert (tmp_path / "halves" / "checkpoint-22").is_dir()
+    assert call(0, "train", "--resume", str(tmp_path / "halves")) == 0
+    one, other = (tmp_path / name for name in ("whole", "halves"))
+    assert (one / "model" / "model.safetensors").read_bytes() == (other / "model" / "model.safetensors").read_bytes()
+
+    def lines(folder: Path) -> list[dict[str, Any]]:
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in rows if row["event"] == "train"]
+
+    assert lines(one) == lines(other)
+
+    from klamp.records import read_records
+
+    sort = [("step", "ascending"), ("row", "ascending")]
+    assert read_records(one / "tokens").sort_by(sort).equals(read_records(other / "tokens").sort_by(sort))
+
+
+# ``klamp`` with a SIGINT sent to itself at the end of a given step, as a person's Ctrl-C at that moment.
+INTERRUPTED = """
+import os, signal, sys
+from klamp.cli import main
+stop = int(os.environ["STOP"])
+if stop:
+    from klamp.train.callbacks import Observer
+    original = Observer.on_step_begin
+    def begin(self, args, state, control, **kwargs):
+        if state.global_step == stop - 1:
+            os.kill(os.getpid(), signal.SIGINT)
+    Observer.on_step_begin = begin
+sys.exit(main(sys.argv[1:]))
+"""

@@ -1,0 +1,77 @@
+"""Documents are executed: the README's Python runs, its numbers are true, and the metrics page names what is emitted."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import klamp
+from klamp.cli import main
+from klamp.metrics import METRICS, OBJECTIVE, TRAINER
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=[str(i) for i in range(len(BLOCKS))])
+def test_python_blocks_run(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_the_table_of_coordinates_is_true(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = re.findall(r"\| \[([\d.]+), ([\d.]+)\] \| (-?[\d.]+) \| ([\d.]+) \| `klamp explain '?(.*?)'?` \|", README)
+    assert len(rows) == 3
+    for low, high, a, radius, spec in rows:
+        assert main(["explain", spec, "--json"]) == 0
+        region = json.loads(capsys.readouterr().out)["guards"][0]["region"]
+        found = (region["low"], region["high"], region["coordinates"]["a"], region["coordinates"]["radius"])
+        for text, value in zip((low, high, a, radius), found, strict=True):
+            digits = len(text.partition(".")[2])
+            assert f"{value:.{digits}f}" == text
+
+
+def test_the_readme_names_every_preset_and_measure() -> None:
+    for name in [*klamp.list_presets(), *klamp.measures.MEASURES]:
+        assert re.search(rf"\b{name}\b", README), name
+
+
+def test_the_metrics_page_is_the_table() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(.*?)` \| (.*) \| (.*?) \|$", page, re.MULTILINE)
+    assert [(name, text.replace("\\|", "|"), span) for name, text, span in rows] == [
+        (n, *d) for n, d in METRICS.items()
+    ]
+
+
+def test_the_objective_emits_what_is_documented() -> None:
+    """Every documented metric of the objective is emitted by some batch, and nothing else is."""
+    emitted: set[str] = set()
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    logp = -torch.rand(2, 3)
+    rollout = logp.clone()
+    rollout[0, 0] = torch.nan
+    for spec in ("grpo() + kl_reference()", "dapo() + sequence_mask()"):
+        batch = klamp.Batch(
+            logp.clone().requires_grad_(), logp, torch.ones(2), mask, logp_ref=logp, entropy=-logp, logp_rollout=rollout
+        )
+        emitted |= set(klamp.Objective(spec)(batch).metrics.show())
+    assert emitted == set(OBJECTIVE) - {"batch/nonfinite_count"}  # counted on CUDA; raised at once on the CPU
+
+
+def test_a_run_emits_what_is_documented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from train_parts import save_tiny_model
+
+    words = ["train", "--model", str(save_tiny_model(tmp_path / "m")), "--max_steps", "2", "--logging_steps", "1",
+             "--per_device_train_batch_size", "8", "--steps_per_generation", "1", "--eval-size", "4",
+             "--spec", "cispo() + kl_reference(beta=0.1)", "--out", str(tmp_path / "run")]  # fmt: skip
+    assert main(words) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    named = {name for line in lines for name in line} - {"step", "event", "seconds"}
+    only_elsewhere = {"batch/missing_rows_count", "batch/nonfinite_count"}
+    assert named == set(METRICS) - only_elsewhere
+    assert set(TRAINER) <= named
