@@ -48,7 +48,7 @@ _SAYS: dict[str, Callable[[Any], str | None]] = {
 class KlampConfig(GRPOConfig):  # type: ignore[misc]
     """Options of a run: every option of TRL's ``GRPOConfig``, and the policy loss as a spec.
 
-    ``spec``: text of a ``klamp.Spec``. ``correction``: with vLLM, and no part of the spec on old/rollout, append
+    ``spec``: text of a ``klamp.Spec`` (a Spec is taken too). ``correction``: with vLLM, and no part of the spec on old/rollout, append
     TRL's default correction as ``sequence_mask(high=3.0)``. Raises UserError where a TRL option says something
     about the loss: the message gives the spec that says the same.
     """
@@ -61,6 +61,7 @@ class KlampConfig(GRPOConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         self.resolved_spec = resolve(self)
+        self.spec = str(self.spec)
         super().__post_init__()
         self._check_windows()
 
