@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from klamp.language import list_presets as list_presets
     from klamp.language import parse as parse
     from klamp.language import preset as preset
+    from klamp.language import register_part as register_part
+    from klamp.language import register_preset as register_preset
     from klamp.measures import Measure as Measure
     from klamp.measures import measure as measure
     from klamp.objective import LossOutput as LossOutput
@@ -36,6 +38,7 @@ _HOMES = {
     "klamp.errors": ["UserError"],
     "klamp.factors": ["Factor"],
     "klamp.guards": ["Gate", "Guard"],
+    "klamp.language": ["register_part", "register_preset"],
     "klamp.presets": ["list_presets", "parse", "preset"],
     "klamp.measures": ["Measure", "measure"],
     "klamp.objective": ["LossOutput", "Objective"],
@@ -47,7 +50,12 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted([*_HOME, "__version__"])
 
 
+_ROOMS = ("measures", "testing", "train")  # also reached as attributes, on first use
+
+
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"klamp.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'klamp' has no attribute {name!r}")
     importlib.import_module("klamp.presets")

@@ -27,7 +27,7 @@ class Batch:
     as the sampler recorded them; NaN means missing. ``logp_ref``: under the reference policy. ``advantages``: [B]
     or [B, T]. ``mask``: true where a token counts. ``entropy``: [B, T], nats. ``divergences``: name -> [B, T] whole-
     distribution divergences. ``group``, ``reward``: [B]. ``row``: [B], or [B, T] where several responses are packed
-    into one row. ``segment``: [B, T] turn numbers.
+    into one row: an id per token, unique in the batch. ``segment``: [B, T] turn numbers.
 
     ``missing``: what a missing ``logp_rollout`` does: exclude the ``row`` (default), the ``token``, or ``raise``;
     ``missing_rows`` counts the rows excluded. ``validate=False`` skips the checks of values, never those of shapes.
@@ -120,9 +120,9 @@ class Batch:
         return identity.numel(), index
 
     def sequence_count(self) -> tuple[Int[Tensor, ""], Int[Tensor, ""]]:
-        """The numbers of responses with at least one unmasked token, and of all responses."""
-        slots = self._packing[0] if self.packed else self.shape[0]
-        return self._count_sequences(self.mask), torch.tensor(slots, device=self.mask.device)
+        """The numbers of responses with an unmasked token, and of all; a packed one without a token is not seen."""
+        filled = self._count_sequences(self.mask)
+        return filled, filled if self.packed else torch.tensor(self.shape[0], device=self.mask.device)
 
     def _count_sequences(self, flags: Tensor) -> Int[Tensor, ""]:
         """The number of responses with a true flag."""

@@ -7,7 +7,7 @@ be, where the rule applies, and what happens outside.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamp.errors import UserError, did_you_mean
@@ -32,14 +32,18 @@ Predicate = Callable[..., Any]
 class Gate:
     """Where a guard applies: ``predicate(log_ratio, advantages, batch)`` is true where the rule may cut.
 
-    ``needs`` names what the predicate reads from the batch beyond log-probs and advantages.
+    ``needs`` names what the predicate reads from the batch beyond log-probs and advantages. ``name`` is what a spec's
+    text finds the gate by again: the import path of the predicate, or, for a gate with needs, of the gate itself.
     """
 
     predicate: Predicate
     name: str = ""
-    needs: frozenset[str] = field(default=frozenset(), compare=False)
+    needs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "needs", frozenset(self.needs))
+        if not self.name and self.needs:
+            raise UserError("a gate with needs is found again by its own path: give name='package.module:variable'")
         if not self.name:
             path = f"{getattr(self.predicate, '__module__', None)}:{getattr(self.predicate, '__qualname__', 'gate')}"
             object.__setattr__(self, "name", path)
@@ -86,6 +90,8 @@ def gate(name: str | Gate | Predicate) -> Gate:
         return GATES[name]
     if ":" in str(name):
         found = import_path(name, "gate")
+        if not isinstance(found, Gate) and not callable(found):
+            raise UserError(f"gate {name!r} is a {type(found).__name__}; a predicate is needed")
         return found if isinstance(found, Gate) else Gate(found)
     raise UserError(f"unknown gate {name!r}; {did_you_mean(str(name), [*GATES, 'package.module:predicate'])}")
 

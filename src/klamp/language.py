@@ -19,7 +19,7 @@ from klamp.guards import Guard, gate
 from klamp.measures import FAMILIES, measure
 from klamp.penalties import Penalty
 from klamp.regions import region
-from klamp.spec import PENALTIES, Part, Spec, of_part, value_text
+from klamp.spec import NAMES, PENALTIES, Part, Spec, of_part, value_text
 
 
 def guard(**arguments: Any) -> Guard:
@@ -45,6 +45,18 @@ PARTS: dict[str, Callable[..., Part]] = {
     **{kind: _aggregate(kind) for kind in KINDS},
 }
 VALUES: dict[str, Callable[..., Any]] = {**TRANSFORMS, **FAMILIES, "measure": measure}
+
+
+def register_part(name: str, kind: type) -> None:
+    """Give a penalty or transform of one's own, a frozen dataclass, a name in the language of specs.
+
+    A penalty has ``needs``, ``traits`` and ``evaluate(batch, state)``; a transform ``integrated`` and
+    ``evaluate(log_ratio, advantages)``. Raises UserError if the name is taken.
+    """
+    if name in PARTS or name in VALUES or name in PRESETS or not name.isidentifier():
+        raise UserError(f"the name {name!r} is taken or not an identifier; choose another")
+    (VALUES if hasattr(kind, "integrated") else PARTS)[name] = kind
+    NAMES[kind] = name
 
 
 # --- presets --------------------------------------------------------------------------------------------------
@@ -75,7 +87,9 @@ class Preset:
 PRESETS: dict[str, Preset] = {}
 
 
-def register(equation: str, citation: str, deviation: str = "") -> Callable[[Callable[..., Spec]], Callable[..., Spec]]:
+def register_preset(
+    equation: str, citation: str, deviation: str = ""
+) -> Callable[[Callable[..., Spec]], Callable[..., Spec]]:
     """Make a function a preset under its own name; it also gains ``aggregate=`` and ``penalty=``."""
 
     def add(build: Callable[..., Spec]) -> Callable[..., Spec]:
@@ -102,8 +116,9 @@ def preset(name: str, *args: Any, **arguments: Any) -> Spec:
         mean = _part(aggregate, Aggregate, "aggregate")
         spec, shown["aggregate"] = replace(spec, aggregate=mean), mean
     if penalty is not None:
+        penalty = parse(penalty).penalties if isinstance(penalty, (str, Spec)) else penalty
         several = penalty if isinstance(penalty, (tuple, list)) else [penalty]
-        extra = tuple(_part(one, tuple(PENALTIES.values()), "penalty") for one in several)
+        extra = tuple(_part(one, Penalty, "penalty") for one in several)
         spec = replace(spec, penalties=spec.penalties + extra)
         shown["penalty"] = extra[0] if len(extra) == 1 else extra
     text = ", ".join(f"{key}={value_text(value)}" for key, value in shown.items())
@@ -120,7 +135,7 @@ def _part(value: Any, kind: Any, what: str) -> Any:
         value = _term(_expression(value), value)
     if isinstance(value, Spec) and len(value.parts) == 1:
         value = value.parts[0]
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or (what == "penalty" and not hasattr(value, "evaluate")):
         choices = ", ".join(KINDS if what == "aggregate" else PENALTIES)
         raise UserError(f"{what}={value!s} is not one; choose from {choices}")
     return value
@@ -254,4 +269,15 @@ def _number(value: Any) -> Any:
     return math.inf if value == "inf" else value
 
 
-__all__ = ["PARTS", "PRESETS", "Penalty", "Preset", "guard", "list_presets", "parse", "preset", "register"]
+__all__ = [
+    "PARTS",
+    "PRESETS",
+    "Penalty",
+    "Preset",
+    "guard",
+    "list_presets",
+    "parse",
+    "preset",
+    "register_part",
+    "register_preset",
+]

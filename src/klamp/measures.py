@@ -321,7 +321,11 @@ def measure(name: str | Measure | Phi, curvature: float | None = None) -> Measur
             raise UserError(f"measure {text!r}: {family[2]!r} is not a finite number") from error
     if ":" in text:
         found = import_path(text, "measure")
-        return found if isinstance(found, Measure) else Measure(found, 1.0 if curvature is None else curvature)
+        if isinstance(found, Measure):
+            return found
+        if not callable(found):
+            raise UserError(f"measure {text!r} is a {type(found).__name__}; a function of the log-ratio is needed")
+        return Measure(found, 1.0 if curvature is None else curvature)
     known = [*MEASURES, *(f"{family}(a)" for family in FAMILIES), "package.module:function"]
     raise UserError(f"unknown measure {text!r}; {did_you_mean(text, known)}")
 
@@ -335,8 +339,6 @@ def import_path(path: str, what: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"{what} {path!r} cannot be imported: {error}; give it as 'package.module:name'") from error
-    if not callable(found) and not isinstance(found, Measure):
-        raise UserError(f"{what} {path!r} is a {type(found).__name__}; a function of the log-ratio is needed")
     return found
 
 

@@ -79,6 +79,8 @@ class Objective:
         del stats  # counts of the step, for parts that budget over it
         for penalty in self._adaptive:
             divergence = metrics.mean("policy/kl_old_new_mean")
+            if bool(metrics.sums["policy/overflow_count"]):
+                divergence = math.inf
             if divergence is not None:
                 return {"beta": penalty.adapt(state["beta"], divergence)}
         return state
@@ -130,12 +132,12 @@ class Objective:
             else:
                 value = self._bound(guard, advantages, down, up, value, cut_low | cut_high if index else None)
             low, high = low | verdict.outside_low, high | verdict.outside_high
-            cut_low, cut_high = cut_low | down, cut_high | (up & ~cut_low)
-        if any(guard.cut_value == "zero" for guard in self.spec.guards):
-            value = torch.where(masked, 0.0, value)
+            cut_low, cut_high = cut_low | (down & ~cut_high), cut_high | (up & ~cut_low)
         rest = [factor for factor in self.spec.factors if not factor.integrated]
         for factor in rest if self.spec.guards else []:
             value = value * factor.transform.evaluate(batch.log_ratio(*factor.of), advantages)[0]
+        if any(guard.cut_value == "zero" for guard in self.spec.guards):
+            value = torch.where(masked, 0.0, value)  # last: a factor may overflow where the token is cut
         low, high, cut_low, cut_high = (side.expand_as(x) & batch.mask for side in (low, high, cut_low, cut_high))
         return _Guarded(~(cut_low | cut_high), low, high, cut_low, cut_high, value)
 
@@ -231,7 +233,9 @@ class Objective:
         if not self.diagnostics and not self._adaptive:
             return Tally(means, sums)
         wide = x.double()
-        means["policy/kl_old_new_mean"] = ((wide.expm1() - wide).sum(), tokens)
+        k3 = wide.expm1() - wide
+        means["policy/kl_old_new_mean"] = (torch.where(k3 < math.inf, k3, 0.0).sum(), tokens)
+        sums["policy/overflow_count"] = (k3 == math.inf).sum()
         if not self.diagnostics:
             return Tally(means, sums)
         if batch.entropy is not None:
@@ -240,7 +244,7 @@ class Objective:
             differs = (weight - x.exp()).abs() > 1e-6 * x.exp()
             means["factor/reweighted_share"] = ((differs & batch.mask & guarded.keep).sum(), tokens)
         sums["policy/ratio_histogram"] = _histogram(x, batch.mask)
-        largest = torch.where(batch.mask, x, -math.inf).amax() if x.numel() else torch.full((), -math.inf)
+        largest = torch.where(batch.mask, wide, -math.inf).amax() if x.numel() else wide.new_full((), -math.inf)
         return Tally(means, sums, {"policy/ratio_max": largest.exp()})
 
 

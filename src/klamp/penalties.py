@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from klamp.errors import UserError
 from klamp.guards import RATIOS, check_choice, ratio_needs
@@ -29,7 +29,10 @@ class Terms(NamedTuple):
     slope: Tensor | None
 
 
+@runtime_checkable
 class Penalty(Protocol):
+    """A term added to the loss of each token; traits as in ``klamp.testing``."""
+
     @property
     def needs(self) -> frozenset[str]: ...
 

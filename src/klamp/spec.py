@@ -15,8 +15,8 @@ from klamp.measures import Measure
 from klamp.penalties import EntropyBonus, FPenalty, KLReference, Penalty
 
 PENALTIES: dict[str, type] = {"f_penalty": FPenalty, "kl_reference": KLReference, "entropy_bonus": EntropyBonus}
-_NAMES: dict[type, str] = {Guard: "guard", Factor: "factor"}
-_NAMES |= {kind: name for name, kind in (PENALTIES | TRANSFORMS).items()}
+NAMES: dict[type, str] = {Guard: "guard", Factor: "factor"}
+NAMES |= {kind: name for name, kind in (PENALTIES | TRANSFORMS).items()}
 Part = Guard | Factor | Penalty | Aggregate
 
 
@@ -140,7 +140,11 @@ def of_part(part: Part) -> Spec:
 
 
 def part_name(part: object) -> str:
-    return part.kind if isinstance(part, Aggregate) else _NAMES[type(part)]
+    if isinstance(part, Aggregate):
+        return part.kind
+    if type(part) not in NAMES:
+        raise UserError(f"{type(part).__name__} has no name in the language of specs; call klamp.register_part for it")
+    return NAMES[type(part)]
 
 
 def part_arguments(part: Any) -> dict[str, object]:
@@ -165,8 +169,12 @@ def part_dict(part: Any) -> dict[str, Any]:
 def value_text(value: object) -> str:
     if isinstance(value, (Measure, Gate)):
         return repr(str(value))
-    if type(value) in _NAMES or isinstance(value, Aggregate):
+    if type(value) in NAMES or isinstance(value, Aggregate):
         return part_text(value)
+    if isinstance(value, Spec):
+        return repr(str(value))
+    if callable(value) and not isinstance(value, type):  # a function of one's own, by its import path
+        return repr(f"{value.__module__}:{getattr(value, '__qualname__', value)}")
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(value_text(item) for item in value) + "]"
     return "inf" if value == math.inf else repr(value)
@@ -175,6 +183,6 @@ def value_text(value: object) -> str:
 def _plain(value: object) -> Any:
     if isinstance(value, (Measure, Gate)):
         return str(value)
-    if type(value) in _NAMES:
+    if type(value) in NAMES:
         return part_dict(value)
     return "inf" if value == math.inf else value

@@ -47,11 +47,12 @@ class Tally:
         return float(total) / float(count) if float(count) else None
 
     def show(self) -> dict[str, float | int | list[int] | None]:
-        """Plain numbers by name; a mean over nothing is None. Raises UserError if non-finite values were counted."""
+        """Plain numbers by name; what is over nothing or not representable is None. Raises UserError if non-finite values were counted."""
         broken = int(self.sums.get("batch/nonfinite_count", 0))
         if broken:
             raise UserError(f"{broken} non-finite log-probs or advantages at unmasked positions since the last log")
         shown: dict[str, float | int | list[int] | None] = {name: self.mean(name) for name in self.means}
         for name, value in self.sums.items():
             shown[name] = value.tolist() if isinstance(value, Tensor) else value
-        return shown | {name: float(value) for name, value in self.maxima.items() if bool(torch.isfinite(value))}
+        maxima = {name: float(value) for name, value in self.maxima.items()}
+        return shown | {name: value if 0.0 < value < float("inf") else None for name, value in maxima.items()}

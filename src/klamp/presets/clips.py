@@ -8,7 +8,7 @@ from klamp.aggregates import Aggregate
 from klamp.errors import UserError
 from klamp.factors import Factor
 from klamp.guards import Guard, check_choice, gate
-from klamp.language import guard, parse, register
+from klamp.language import guard, parse, register_preset
 from klamp.measures import Measure, Phi
 from klamp.regions import region
 from klamp.spec import Spec
@@ -20,7 +20,7 @@ def _clip(ratio_low: float, ratio_high: float, aggregate: Aggregate) -> Spec:
     return Spec((Guard(region(ratio_low=ratio_low, ratio_high=ratio_high)),), (Factor(),), (), aggregate)
 
 
-@register(
+@register_preset(
     f"{_CLIP}, low = 1 - epsilon, high = 1 + epsilon; mean over responses of token means",
     "Shao et al. 2024, DeepSeekMath, arXiv 2402.03300, eq. 3; clip of Schulman et al. 2017, arXiv 1707.06347, eq. 7",
     "responses without a token do not count in the mean",
@@ -30,7 +30,7 @@ def grpo(epsilon: float = 0.2) -> Spec:
     return _clip(1.0 - epsilon, 1.0 + epsilon, Aggregate("sequence_mean"))
 
 
-@register(
+@register_preset(
     f"{_CLIP}, low = 1 - epsilon_low, high = 1 + epsilon_high; mean over all tokens",
     "Yu et al. 2025, DAPO, arXiv 2503.14476, eq. 8 (clip-higher, token-level loss)",
     "dynamic sampling and overlong shaping are matters of data and reward, not of the loss",
@@ -40,7 +40,7 @@ def dapo(epsilon_low: float = 0.2, epsilon_high: float = 0.28) -> Spec:
     return _clip(1.0 - epsilon_low, 1.0 + epsilon_high, Aggregate("token_mean"))
 
 
-@register(
+@register_preset(
     f"{_CLIP}, low = 1 - epsilon, high = 1 + epsilon; sum over tokens / divisor, mean over responses",
     "Liu et al. 2025, Understanding R1-Zero-Like Training, arXiv 2503.20783, section 3.2",
     "the divisor is a constant that must be given (a trainer takes its maximum completion length)",
@@ -50,7 +50,7 @@ def dr_grpo(epsilon: float = 0.2, divisor: float | None = None) -> Spec:
     return _clip(1.0 - epsilon, 1.0 + epsilon, Aggregate("sequence_sum", divisor))
 
 
-@register(
+@register_preset(
     f"{_CLIP}, [low, high] = {{w : w - 1 - log w <= delta}}; mean over responses of token means",
     "Wu et al. 2026, A Unified Framework for Rethinking Policy Divergence Measures in GRPO, arXiv 2602.05494",
     "restated from the abstract: the paper's own delta was not available; 0.02 is about a ratio of 1 +- 0.2",
@@ -60,7 +60,7 @@ def atr_grpo(delta: float = 0.02) -> Spec:
     return trust_region("k3", delta)
 
 
-@register(
+@register_preset(
     f"{_CLIP}, [low, high] = {{w : (w^a - 1 - a(w - 1)) / (a(a - 1)) <= radius}}",
     "Cressie and Read 1984 for the family; every two-sided clip is one (a, radius)",
 )
@@ -69,7 +69,7 @@ def power_clip(a: float = 0.0, radius: float = 0.02) -> Spec:
     return trust_region(f"power({float(a)!r})", radius)
 
 
-@register(
+@register_preset(
     "J = min(w A, clip(w, 1 - epsilon, 1 + epsilon) A), and for A < 0 at least c A",
     "Ye et al. 2020, Mastering Complex Control in MOBA Games, arXiv 1912.09729, eq. 6",
 )
@@ -80,7 +80,7 @@ def dual_clip(c: float = 3.0, epsilon: float = 0.2, base: str | Spec | None = No
     return (grpo(epsilon) if base is None else parse(base)) + guard(ratio_high=c, gate="negative")
 
 
-@register(
+@register_preset(
     "keep = (D(w) <= radius) | ~gate, everything else from the base",
     "Wu et al. 2026, arXiv 2602.05494 (any divergence as the constraint)",
 )
