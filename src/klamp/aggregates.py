@@ -31,7 +31,9 @@ class Aggregate:
         if self.divisor is not None:
             if self.kind != "sequence_sum":
                 raise UserError(f"{self.kind} takes no divisor; sequence_sum(divisor=...) does")
-            if isinstance(self.divisor, bool) or not 0.0 < self.divisor < math.inf:
+            number = isinstance(self.divisor, (int, float)) and not isinstance(self.divisor, bool)
+            if not number or not 0.0 < self.divisor < math.inf:
                 raise UserError(f"divisor={self.divisor!r} must be a finite number above 0")
+            object.__setattr__(self, "divisor", float(self.divisor))
         if self.rows != "nonempty" and self.kind not in ("sequence_mean", "sequence_sum"):
             raise UserError(f"{self.kind} does not average over rows; rows= belongs to sequence_mean and sequence_sum")

@@ -8,7 +8,7 @@ its value (PPO: J = w A); the others weigh A * log pi_new.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
 from klamp.errors import UserError
@@ -43,6 +43,15 @@ class Identity:
         return w, w
 
 
+def as_numbers(transform: Transform) -> None:
+    """Make every field of a frozen transform a float, so that 5 and 5.0 are one value."""
+    for item in fields(transform):  # type: ignore[arg-type]
+        value = getattr(transform, item.name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise UserError(f"{item.name}={value!r} is not a number")
+        object.__setattr__(transform, item.name, float(value))
+
+
 @dataclass(frozen=True)
 class Cap:
     """The ratio clamped to [low, high], absolute and detached: the gradient survives outside (CISPO, TIS)."""
@@ -51,6 +60,7 @@ class Cap:
     high: float = math.inf
 
     def __post_init__(self) -> None:
+        as_numbers(self)
         if not 0.0 <= self.low <= 1.0 <= self.high:
             near = f"; bounds are absolute: for 1 + {self.high!r} write {1 + self.high!r}" if self.high < 1.0 else ""
             raise UserError(f"cap(low={self.low!r}, high={self.high!r}) must satisfy 0 <= low <= 1 <= high{near}")
@@ -74,6 +84,7 @@ class SoftGate:
     tau_negative: float = 1.05
 
     def __post_init__(self) -> None:
+        as_numbers(self)
         if not (0.0 < self.tau_positive < math.inf and 0.0 < self.tau_negative < math.inf):
             raise UserError(
                 f"temperatures must be finite and above 0; got {self.tau_positive!r}, {self.tau_negative!r}"
@@ -102,6 +113,9 @@ class Factor:
     reduce: str = "mean"
 
     def __post_init__(self) -> None:
+        if not hasattr(self.transform, "evaluate"):
+            known = ", ".join(f"{name}()" for name in TRANSFORMS)
+            raise UserError(f"transform={self.transform!r} is not one; choose {known}, or a transform of your own")
         for name, choices in (("ratio", RATIOS), ("scope", SCOPES), ("reduce", REDUCES)):
             check_choice(name, getattr(self, name), choices)
         if self.scope == "token" and self.reduce != "mean":

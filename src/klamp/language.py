@@ -9,7 +9,7 @@ import ast
 import inspect
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from klamp.aggregates import KINDS, Aggregate
@@ -25,6 +25,10 @@ from klamp.spec import NAMES, PENALTIES, Part, Spec, of_part, value_text
 def guard(**arguments: Any) -> Guard:
     """A guard from the arguments of ``region`` and of ``Guard``."""
     names = ("measure", "radius", "radius_low", "radius_high", "ratio_low", "ratio_high")
+    own = [item.name for item in fields(Guard) if item.name != "region"]
+    for key in arguments:
+        if key not in names and key not in own:
+            raise UserError(f"guard has no argument {key!r}; {did_you_mean(key, [*names, *own])}")
     where = {name: arguments.pop(name) for name in names if name in arguments}
     if "gate" in arguments:
         arguments["gate"] = gate(arguments["gate"])
@@ -178,6 +182,8 @@ def parse(text: str | Spec) -> Spec:
 
 
 def _expression(text: str) -> ast.expr:
+    if not isinstance(text, str):
+        raise UserError(f"a spec is a klamp.Spec or its text; got {text!r}")
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
@@ -215,6 +221,10 @@ def _call(node: ast.expr, text: str) -> tuple[str, list[Any], dict[str, Any]]:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         if any(keyword.arg is None for keyword in node.keywords):
             raise UserError(f"cannot read {text!r}: ** is not allowed")
+        names = [str(keyword.arg) for keyword in node.keywords]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise UserError(f"{node.func.id} in {text!r} has {twice[0]!r} twice")
         values = {str(keyword.arg): _value(keyword.value, text) for keyword in node.keywords}
         return node.func.id, [_value(arg, text) for arg in node.args], values
     raise UserError(
@@ -226,7 +236,7 @@ def _value(node: ast.expr, text: str) -> Any:
     if isinstance(node, ast.Name):
         if node.id in ("inf", "nan"):
             return float(node.id)
-        return node.id
+        return TRANSFORMS[node.id]() if node.id in TRANSFORMS else node.id
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Name):
         return -_value(node.operand, text)
     if isinstance(node, (ast.List, ast.Tuple)):

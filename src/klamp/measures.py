@@ -186,6 +186,7 @@ class Measure:
     def __post_init__(self) -> None:
         if not (self.curvature > 0.0 and math.isfinite(self.curvature)):
             raise UserError(f"curvature={self.curvature!r} is not f''(1) of a divergence: give a finite number above 0")
+        object.__setattr__(self, "curvature", float(self.curvature))
         if not self.name:
             module, qualname = getattr(self.phi, "__module__", None), getattr(self.phi, "__qualname__", "phi")
             path = f"{module}:{qualname}"

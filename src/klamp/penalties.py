@@ -57,10 +57,10 @@ class FPenalty:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "measure", measure(self.measure))
-        check_positive("beta", self.beta)
+        object.__setattr__(self, "beta", check_positive("beta", self.beta))
         check_choice("ratio", self.ratio, tuple(ratio for ratio in RATIOS if ratio.startswith("new/")))
         if self.target is not None:
-            check_positive("target", self.target)
+            object.__setattr__(self, "target", check_positive("target", self.target))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -96,8 +96,10 @@ class KLReference:
     weighted: bool = False
 
     def __post_init__(self) -> None:
-        check_positive("beta", self.beta)
+        object.__setattr__(self, "beta", check_positive("beta", self.beta))
         check_choice("estimator", self.estimator, ESTIMATORS)
+        if not isinstance(self.weighted, bool):
+            raise UserError(f"weighted={self.weighted!r} must be True or False")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -125,7 +127,7 @@ class EntropyBonus:
     coefficient: float = 0.01
 
     def __post_init__(self) -> None:
-        check_positive("coefficient", self.coefficient)
+        object.__setattr__(self, "coefficient", check_positive("coefficient", self.coefficient))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -140,6 +142,7 @@ class EntropyBonus:
         return Terms(-self.coefficient * batch.entropy, None)
 
 
-def check_positive(name: str, value: Any) -> None:
+def check_positive(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value < math.inf:
         raise UserError(f"{name}={value!r} must be a finite number above 0; leave the part out for none")
+    return float(value)

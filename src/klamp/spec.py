@@ -64,11 +64,11 @@ class Spec:
             self.factors + other.factors,
             self.penalties + other.penalties,
             mine or theirs,
-            f"{self} + {other}",
+            " + ".join(filter(None, (str(self), str(other)))),
         )
 
     def __str__(self) -> str:
-        return self.name or " + ".join(part_text(part) for part in self.parts) or "reinforce()"
+        return self.name or " + ".join(part_text(part) for part in self.parts)
 
     @property
     def parts(self) -> tuple[Part, ...]:
