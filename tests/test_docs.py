@@ -60,6 +60,8 @@ def test_the_objective_emits_what_is_documented() -> None:
             logp.clone().requires_grad_(), logp, torch.ones(2), mask, logp_ref=logp, entropy=-logp, logp_rollout=rollout
         )
         emitted |= set(klamp.Objective(spec)(batch).metrics.show())
+    batch = klamp.Batch(logp, logp, torch.ones(2), mask, logp_rollout=rollout, missing="token")
+    emitted |= set(klamp.Objective("sequence_mask()")(batch).metrics.show())
     assert emitted == set(OBJECTIVE) - {"batch/nonfinite_count"}  # counted on CUDA; raised at once on the CPU
 
 
@@ -72,6 +74,6 @@ def test_a_run_emits_what_is_documented(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(words) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     named = {name for line in lines for name in line} - {"step", "event", "seconds"}
-    only_elsewhere = {"batch/missing_rows_count", "batch/nonfinite_count"}
+    only_elsewhere = {"batch/missing_rows_count", "batch/missing_tokens_count", "batch/nonfinite_count"}
     assert named == set(METRICS) - only_elsewhere
     assert set(TRAINER) <= named

@@ -131,11 +131,27 @@ def test_emitted_metrics_are_documented() -> None:
     emitted: set[str] = set()
     for spec in [*SPECS, "grpo() + sequence_mask(high=3.0)"]:
         emitted |= set(run(spec, fields)[0].metrics.show())
-    assert emitted | {"batch/nonfinite_count"} == set(OBJECTIVE)  # that one is counted on devices only
+    # Counted on devices only, and only where missing='token'.
+    assert emitted | {"batch/nonfinite_count", "batch/missing_tokens_count"} == set(OBJECTIVE)
     for name, (meaning, span) in METRICS.items():
         assert name.count("/") == 1
         assert meaning
         assert span
+
+
+def test_a_divergence_that_overflows_is_counted() -> None:
+    """Law 10: k3 of e^1000 is no double. It is left out of the mean, sum and count, and counted."""
+    fields: Fields = {
+        "logp_new": torch.tensor([[0.0, -1.0]]), "logp_old": torch.tensor([[-1000.0, -1.1]]),
+        "advantages": torch.ones(1), "mask": torch.ones(1, 2, dtype=torch.bool),
+    }  # fmt: skip
+    out, _, _ = run("grpo()", fields)
+    shown = out.metrics.show()
+    assert shown["policy/overflow_count"] == 1
+    assert shown["policy/kl_old_new_mean"] == pytest.approx(math.exp(0.1) - 1.1, rel=1e-5)
+    assert shown["policy/ratio_max"] is None
+    step = klamp.Objective("ppo_kl_penalty(beta=0.5, target=0.01)")
+    assert step.update(step.init(), step.stats(klamp.Batch(**fields)), out.metrics) == {"beta": 1.0}
 
 
 def test_nonfinite_counts_are_raised_when_shown() -> None:
@@ -150,8 +166,8 @@ def test_diagnostics_may_be_left_out() -> None:
     batch = klamp.Batch(**random_fields(32))
     plain, full = klamp.Objective("grpo()", diagnostics=False)(batch), klamp.Objective("grpo()")(batch)
     assert torch.equal(plain.loss, full.loss)
-    left_out = set(full.metrics.show()) - set(plain.metrics.show())
-    assert left_out == {"policy/kl_old_new_mean", "policy/entropy_mean", "policy/ratio_max", "policy/ratio_histogram"}
+    costly = ("kl_old_new_mean", "overflow_count", "entropy_mean", "ratio_max", "ratio_histogram")
+    assert set(full.metrics.show()) - set(plain.metrics.show()) == {f"policy/{name}" for name in costly}
     adaptive = klamp.Objective("ppo_kl_penalty(target=0.01)", diagnostics=False)
     assert "policy/kl_old_new_mean" in adaptive(batch).metrics.show()
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from klamp import rewards
-from klamp.errors import UserError
 from klamp.answers import extract, plain_number
+from klamp.errors import UserError
 from klamp.rewards import completion_text, guarded, reward
 
 TOWER = "10^{5^{5^{5^{5^5}}}}"

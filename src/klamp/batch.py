@@ -30,7 +30,7 @@ class Batch:
     into one row: an id per token, unique in the batch. ``segment``: [B, T] turn numbers.
 
     ``missing``: what a missing ``logp_rollout`` does: exclude the ``row`` (default), the ``token``, or ``raise``;
-    ``missing_rows`` counts the rows excluded. ``validate=False`` skips the checks of values, never those of shapes.
+    ``missing_rows`` and ``missing_tokens`` count what was excluded. ``validate=False`` skips the checks of values, never those of shapes.
 
     Raises UserError naming the field and the first offending position. On CUDA non-finite values are counted in
     ``nonfinite`` instead, without waiting for the device; the objective reports the count with its metrics.
@@ -61,6 +61,7 @@ class Batch:
         self.group, self.row, self.segment, self.reward = group, row, segment, reward
         self.nonfinite: Int[Tensor, ""] | None = None
         self.missing_rows: Int[Tensor, ""] | None = None
+        self.missing_tokens: Int[Tensor, ""] | None = None
         self._check_fields()
         if advantages.ndim == 1:
             self.advantages = advantages.unsqueeze(1)
@@ -170,6 +171,7 @@ class Batch:
         if missing == "raise":
             _raise_first("logp_rollout", rollout, gone)
         elif missing == "token":
+            self.missing_tokens = gone.sum()
             self.mask = self.mask & ~gone
         elif missing == "row":
             broken = self.sequence_sum(gone) > 0

@@ -60,7 +60,7 @@ def _power(x: Array, a: float) -> Array:
     if a > 0.5:  # f_a(w) = w f_{1-a}(1/w); below -top/1.01 the value equals its limit 1/a
         y = xp.where(x < -top / 1.01, -top / 1.01, x)
         return xp.exp(y) * _power(-y, 1.0 - a)
-    if a == 0.0:
+    if abs(a) < 1e-290:  # a x would lose its digits; the difference from k3 is far below 1 ulp
         return _k3(x)
     y = xp.where(abs(x) <= 1.0, x, 0.0)
     near = _k3(y) - _k3(a * y) / a
@@ -74,9 +74,10 @@ def _power_slope(x: Array, a: float) -> Array:
     b = a - 1.0
     if b == 0.0:
         return x * xp.exp(x)
-    near = abs(b * x) < 1.0
-    y = xp.where(near, x, 0.0)
-    return xp.where(near, xp.exp(y) * xp.expm1(b * y), xp.exp(a * x) - xp.exp(x)) / b
+    # The larger of w^a and w stands outside, so that they never meet as inf - inf.
+    falls = b * x < 0.0
+    inside = xp.expm1(xp.where(falls, b * x, -b * x))
+    return xp.where(falls, xp.exp(x) * inside, -xp.exp(a * x) * inside) / b
 
 
 def _renyi(x: Array, a: float) -> Array:
@@ -85,10 +86,13 @@ def _renyi(x: Array, a: float) -> Array:
     if c == 0.0:
         return _power(x, a)
     xp = namespace(x)
-    inner = c * _power(x, a)
+    plain = _power(x, a)
+    inner = c * plain
+    tiny = abs(inner) < 1e-17  # log1p(inner) / c = plain to 1 ulp, and inner may be too small to keep its digits
     if c < 0.0:
         valid = inner > -1.0
-        return xp.where(valid, xp.log1p(xp.where(valid, inner, 0.0)) / c, math.inf)
+        found = xp.where(valid, xp.log1p(xp.where(valid, inner, 0.0)) / c, math.inf)
+        return xp.where(tiny, plain, found)
     # Where w^a or w would overflow, take the dominant term out of the logarithm.
     large = 0.4 * _largest_exponent(x)
     by_power, by_ratio = a * x > large, (x > large) & (a < 0.0)
@@ -99,7 +103,7 @@ def _renyi(x: Array, a: float) -> Array:
     if a < 0.0:
         ratio_form = z + math.log(-a) + xp.log1p(-xp.exp(-z) * (z > 0.0) - xp.exp((a - 1.0) * z) * (z > 0.0) / a)
         result = xp.where(by_ratio, ratio_form, result)
-    return result / c
+    return xp.where(tiny, plain, result / c)
 
 
 def _renyi_slope(x: Array, a: float) -> Array:
@@ -112,7 +116,9 @@ def _renyi_slope(x: Array, a: float) -> Array:
     decay = xp.exp((1.0 - a) * z)
     ratio = 1.0 + c * _power(y, a)
     finite = xp.where(ratio > 0.0, _power_slope(y, a) / xp.where(ratio > 0.0, ratio, 1.0), math.inf)
-    return xp.where(large, (1.0 - decay) / ((a - 1.0) * (1.0 - a * decay)), finite)
+    found = xp.where(large, (1.0 - decay) / ((a - 1.0) * (1.0 - a * decay)), finite)
+    by_ratio = (x > 0.4 * _largest_exponent(x)) & (a < 0.0)  # there the value is log(-a (w - 1)) / c
+    return xp.where(by_ratio, 1.0 / c, found)
 
 
 def _js(x: Array) -> Array:
@@ -239,7 +245,7 @@ def _evaluate(function: Phi, x: Array) -> Array:
     with np.errstate(all="ignore"):
         try:
             return np.asarray(function(array))[()]
-        except TypeError:  # a function written for torch tensors only
+        except (TypeError, AttributeError):  # a function written for torch tensors only
             torch = importlib.import_module("torch")
             return np.asarray(function(torch.from_numpy(np.array(array))))[()]
 

@@ -29,6 +29,7 @@ OBJECTIVE: dict[str, tuple[str, str]] = {
     "batch/tokens_count": ("unmasked tokens", ">= 0"),
     "batch/zero_advantage_share": ("tokens with an advantage of exactly 0", "0..1"),
     "batch/missing_rows_count": ("responses excluded because a rollout log-prob was missing", ">= 0"),
+    "batch/missing_tokens_count": ("tokens excluded for it, where missing='token'", ">= 0"),
     "batch/nonfinite_count": ("non-finite values at unmasked positions, counted on the device", ">= 0"),
 }
 

@@ -228,14 +228,17 @@ class Objective:
             means["penalty/loss_mean"] = (penalty.sum(), tokens)
         if batch.missing_rows is not None:
             sums["batch/missing_rows_count"] = batch.missing_rows
+        if batch.missing_tokens is not None:
+            sums["batch/missing_tokens_count"] = batch.missing_tokens
         if batch.nonfinite is not None:
             sums["batch/nonfinite_count"] = batch.nonfinite
         if not self.diagnostics and not self._adaptive:
             return Tally(means, sums)
         wide = x.double()
         k3 = wide.expm1() - wide
-        means["policy/kl_old_new_mean"] = (torch.where(k3 < math.inf, k3, 0.0).sum(), tokens)
-        sums["policy/overflow_count"] = (k3 == math.inf).sum()
+        overflow = (k3 == math.inf).sum()
+        means["policy/kl_old_new_mean"] = (torch.where(k3 < math.inf, k3, 0.0).sum(), tokens - overflow)
+        sums["policy/overflow_count"] = overflow
         if not self.diagnostics:
             return Tally(means, sums)
         if batch.entropy is not None:

@@ -139,7 +139,8 @@ class EntropyBonus:
 
     def evaluate(self, batch: Batch, state: dict[str, float]) -> Terms:
         assert batch.entropy is not None
-        return Terms(-self.coefficient * batch.entropy, None)
+        entropy = batch.entropy.to(batch.log_ratio("new/old").dtype)
+        return Terms(-self.coefficient * entropy, None)
 
 
 def check_positive(name: str, value: Any) -> float:

@@ -256,9 +256,11 @@ def _bound(found: Measure, sign: float, radius: float) -> float:
 
 def saturation(found: Measure, sign: float) -> float | None:
     """|x| from which the measure is infinite, where that is a property of it and not of the range of doubles."""
-    if math.isfinite(float(found.divergence(sign * 300.0))):
+    if float(found.divergence(sign * 300.0)) < math.inf:
         return None
-    return crossing(lambda x: -1.0 if math.isfinite(float(found.divergence(sign * x))) else 1.0, 1.0)
+    edge = crossing(lambda x: -1.0 if math.isfinite(float(found.divergence(sign * x))) else 1.0, 1.0)
+    # Before a true asymptote the value stays small to the last double; before an overflow it is near the largest one.
+    return edge if float(found.divergence(sign * math.nextafter(edge, 0.0) * (1.0 - 4.0 * _EPSILON))) < 1e100 else None
 
 
 def _log(value: float) -> float:

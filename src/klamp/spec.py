@@ -91,8 +91,8 @@ class Spec:
 
     @property
     def traits(self) -> frozenset[str]:
-        """Where a law of ``klamp.testing`` does not apply, and why: moves_unsampled, own_scale, adaptive."""
-        found: frozenset[str] = frozenset()
+        """Where a law of ``klamp.testing`` does not apply, and why: moves_unsampled, adaptive, counts_empty_rows."""
+        found: frozenset[str] = frozenset({"counts_empty_rows"} if self.mean.rows == "all" else ())
         for penalty in self.penalties:
             found |= penalty.traits
         return found

@@ -56,6 +56,8 @@ def _padded_sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 def collect(aggregate: Aggregate, batch: Batch) -> Stats:
     """The counts of one batch that ``weights`` needs."""
+    if aggregate.rows == "all" and batch.packed:
+        raise UserError("rows='all' counts responses without a token, which a packed batch cannot hold; unpack it")
     filled, every = batch.sequence_count()
     tokens = batch.mask.sum()
     group_tokens = None
@@ -69,7 +71,9 @@ def collect(aggregate: Aggregate, batch: Batch) -> Stats:
 
 def _groups(batch: Batch) -> Tensor:
     if batch.group is None:
-        raise UserError("prompt_mean averages over groups: give group= (one id >= 0 per row) to Batch")
+        raise UserError(
+            "prompt_mean averages over groups: give group= (one id >= 0 per row, also of packed rows) to Batch"
+        )
     if batch.group.numel() and bool((batch.group < 0).any()):
         raise UserError(f"group ids must be >= 0; got {int(batch.group.min())}")
     return batch.group

@@ -182,7 +182,8 @@ def _layout(trial: Trial) -> int | str:
         ]
         if {"group", "row"} & draw.fields.keys():
             layouts.append((renamed(draw), _columns(0, columns)))
-        if rows % 2 == 0 and not draw.packed and "reward" not in draw.fields:
+        packs = rows % 2 == 0 and not draw.packed and "counts_empty_rows" not in trial.spec.traits
+        if packs and "reward" not in draw.fields:
             layouts.append((packed(draw), partial(torch.reshape, shape=draw.shape)))
         for other, restore in layouts:
             _same_layout(trial, other, before, trial.outcome(other), restore)
