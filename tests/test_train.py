@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -136,6 +139,24 @@ def test_metrics_are_sums_over_the_step(tiny: Path, tmp_path: Path) -> None:
     for name in ("guard/removed_low_share", "guard/removed_high_share", "batch/tokens_count", "policy/ratio_histogram"):
         assert logs[0][name] == pytest.approx(logs[1][name], abs=0.02), name
     assert logs[0]["batch/tokens_count"] == logs[1]["batch/tokens_count"]
+
+
+@pytest.mark.parametrize("mean", ["token_mean", "prompt_mean"])
+def test_ranks_do_not_change_the_gradient(mean: str, tiny: Path, tmp_path: Path) -> None:
+    """One optimizer step on the same completions by one process and by two (gloo), with uneven token counts."""
+    found = []
+    for ranks in (1, 2):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+        script = [str(Path(__file__).parent / "ranks.py"), str(tiny), str(tmp_path), f"atr_grpo(aggregate={mean})"]
+        done = subprocess.run(
+            command + script, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        found.append(torch.load(tmp_path / f"ranks-{ranks}.pt", weights_only=True))
+    assert float(found[0]["gradient"].norm()) > 0.05
+    assert relative(found[0]["gradient"], found[1]["gradient"]) < 1e-6
+    for name, value in found[0]["log"].items():
+        assert found[1]["log"][name] == pytest.approx(value, rel=1e-5, abs=1e-7), name
 
 
 # --- what travels along with the completions ------------------------------------------------------------------
