@@ -130,6 +130,7 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
     # Waiting threads that spin make two jobs on one machine several times slower; torch reads this when it loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from klamp.train.run import Options, resume, train
+    from klamp.train.rundir import is_main
 
     if arguments.resume is not None:
         given = [name for name, value in vars(arguments).items() if value is not None and value is not False]
@@ -139,7 +140,8 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
         summary = resume(Path(arguments.resume))
     else:
         summary = train(_options(arguments, rest, Options))
-    print(json.dumps(summary, indent=2) if arguments.json else _summary_text(summary))
+    if is_main():
+        print(json.dumps(summary, indent=2) if arguments.json else _summary_text(summary))
     return 0 if summary["status"] == "finished" else 130
 
 

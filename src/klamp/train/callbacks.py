@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
@@ -177,6 +178,14 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
         self.asked = True
         print("\nstopping after this step, with a checkpoint; once more to stop at once", file=sys.stderr, flush=True)
 
+    def _asked_anywhere(self, args: Any) -> bool:
+        """All processes stop after the same step: the signal may reach them at different ones."""
+        if args.world_size > 1:
+            flag = torch.tensor(int(self.asked), device=args.device)
+            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+            self.asked = bool(flag)
+        return self.asked
+
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.asked:
+        if self._asked_anywhere(args):
             control.should_training_stop = control.should_save = control.should_log = True

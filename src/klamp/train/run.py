@@ -89,7 +89,8 @@ def problem(options: Options) -> Problem:
 
 def train(options: Options) -> dict[str, Any]:
     """Train as asked, in a new run directory; returns the summary. Raises UserError before anything is written."""
-    rundir.check_writable(options.out)
+    if rundir.is_main():
+        rundir.check_writable(options.out)
     parse(options.spec or "grpo")  # before the slow imports
     asked = problem(options)
     return _run(options, asked, None)
@@ -121,19 +122,20 @@ def _run(
         rows, heldout = _as_chat(rows), _as_chat(heldout)
     spec = config.resolved_spec
     if checkpoint is None:
-        directory = rundir.name(options.out, spec, options.seed)
-        made = rundir.topmost_missing(directory)
-        rundir.create(directory)
+        directory, made = rundir.create(options.out, spec, options.seed)
         manifest = rundir.manifest(spec, asked.name, options.seed, rundir.command_line(), dataclasses.asdict(options))
     else:
         assert earlier is not None
         directory, manifest, made = checkpoint.parent, earlier, checkpoint.parent
     config.output_dir = str(directory)
+    if rundir.is_main():
+        many = f", {config.world_size} processes" if config.world_size > 1 else ""
+        print(f"{directory}: {spec} on {asked.name}, model {asked.model}{many}", file=sys.stderr, flush=True)
     job = Job(options, asked, config, tokenizer, rows, heldout, directory, manifest, checkpoint)
     try:
         return job.run()
     except UserError:
-        if checkpoint is None and not job.steps_done:
+        if checkpoint is None and not job.steps_done and rundir.is_main():
             rundir.discard(directory, made)
         raise
 
@@ -207,7 +209,7 @@ def configure(options: Options, asked: Problem) -> Any:
         name = rest[0].lstrip("-").partition("=")[0].replace("-", "_")
         raise UserError(f"there is no option {rest[0]!r}; {did_you_mean(name, known)}")
     config.model_init_kwargs = {"use_safetensors": True} | dict(config.model_init_kwargs or {})
-    if str(config.resolved_spec) != str(parse(config.spec)):
+    if rundir.is_main() and str(config.resolved_spec) != str(parse(config.spec)):
         print(f"spec: {config.resolved_spec}", file=sys.stderr)
     return config
 
@@ -249,7 +251,7 @@ class Job:
         main = self.trainer.accelerator.is_main_process
         if main:
             rundir.write(self.directory, self.manifest)
-        journal = Journal(self.directory, resumed_at)
+        journal = Journal(self.directory, resumed_at if main else None)
         observer = Observer(journal, self._answers, self._evaluate_every(), main)
         with Interruption() as interruption:
             self.trainer.add_callback(observer)

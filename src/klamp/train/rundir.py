@@ -23,8 +23,28 @@ MANIFEST = "manifest.json"
 SCHEMA = 1
 
 
-def name(out: str | None, spec: Spec, seed: int) -> Path:
-    """Where a new run goes: ``out``, or a fresh name under ``runs/``. Never an existing run."""
+def is_main() -> bool:
+    """Whether this is the process that writes and speaks: the first of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def create(out: str | None, spec: Spec, seed: int) -> tuple[Path, Path]:
+    """A new, empty, writable run directory, the same on every process, and the topmost folder made for it.
+
+    ``out``, or a fresh name under ``runs/``; never an existing run.
+    """
+    from accelerate.utils import broadcast_object_list
+
+    found: list[Any] = [None, None]
+    if is_main():
+        directory = _name(out, spec, seed)
+        found = [directory, _topmost_missing(directory)]
+        _make(directory)
+    broadcast_object_list(found)
+    return found[0], found[1]
+
+
+def _name(out: str | None, spec: Spec, seed: int) -> Path:
     if out is not None:
         return Path(out)
     stem = re.sub(r"[^a-z0-9.]+", "-", str(spec).lower()).strip("-")[:40]
@@ -49,7 +69,7 @@ def check_writable(out: str | None) -> None:
         raise UserError(f"cannot write to {nearest}; give --out a directory that you can write to")
 
 
-def topmost_missing(path: Path) -> Path:
+def _topmost_missing(path: Path) -> Path:
     """The folder to remove so that nothing of ``path`` is left, asked before it is made."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     return missing[-1] if missing else path
@@ -64,7 +84,7 @@ def discard(directory: Path, made: Path) -> None:
         folder = folder.parent
 
 
-def create(path: Path) -> None:
+def _make(path: Path) -> None:
     """Make the empty, writable run directory."""
     check_writable(str(path))
     try:
