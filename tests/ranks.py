@@ -1,6 +1,6 @@
 """One optimizer step of KlampTrainer on fixed completions, run by torchrun; rank 0 saves the gradient.
 
-    torchrun --nproc_per_node N tests/ranks.py MODEL OUT SPEC
+torchrun --nproc_per_node N tests/ranks.py MODEL OUT SPEC
 """
 
 from __future__ import annotations
