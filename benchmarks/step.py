@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from klamp.train.run import Job, Options, _quiet, configure, problem
+from klamp.train.options import Options, configure
+from klamp.train.run import Job, _quiet, problem
 
 
 class Clock:
@@ -60,7 +61,7 @@ def main() -> None:
 
     options = Options(trl=["--max_steps", str(arguments.steps), "--save_strategy", "no"])
     asked = problem(options)
-    config = configure(options, asked)
+    config = configure(options, asked.defaults)
     with tempfile.TemporaryDirectory() as folder:
         from pathlib import Path
 

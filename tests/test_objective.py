@@ -304,3 +304,20 @@ def test_training_with_parts_of_a_third_party(spec: str) -> None:
 
 def _chance(logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
     return logits.detach().softmax(-1).squeeze(1).gather(1, best).mean()
+
+
+def test_metrics_and_stats_must_be_of_the_whole_step() -> None:
+    """What the state follows are the metrics of every micro-batch; a loss needs the counts of at least its own."""
+    objective = klamp.Objective("ppo_kl_penalty(beta=0.1, target=0.01)")
+    state = objective.init()
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    far = klamp.Batch(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-2.0, -2.0]]), torch.ones(1), mask)
+    near = klamp.Batch(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -1.0]]), torch.ones(1), mask)
+    stats = objective.stats(far) + objective.stats(near)
+    outs = [objective(batch, stats, state) for batch in (far, near)]
+    with pytest.raises(klamp.UserError, match="4 tokens, these metrics are of 2"):
+        objective.update(state, stats, outs[-1].metrics)
+    assert objective.update(state, stats, outs[0].metrics + outs[1].metrics) == {"beta": 0.2}
+    short = klamp.Batch(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -1.0]]), torch.ones(1), ~mask)
+    with pytest.raises(klamp.UserError, match="2 tokens, the stats of its step only 0"):
+        objective(far, objective.stats(short), state)

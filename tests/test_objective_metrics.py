@@ -166,7 +166,7 @@ def test_diagnostics_may_be_left_out() -> None:
     batch = klamp.Batch(**random_fields(32))
     plain, full = klamp.Objective("grpo()", diagnostics=False)(batch), klamp.Objective("grpo()")(batch)
     assert torch.equal(plain.loss, full.loss)
-    costly = ("kl_old_new_mean", "overflow_count", "entropy_mean", "ratio_max", "ratio_histogram")
+    costly = ("kl_old_new_mean", "kl_new_ref_mean", "overflow_count", "entropy_mean", "ratio_max", "ratio_histogram")
     assert set(full.metrics.show()) - set(plain.metrics.show()) == {f"policy/{name}" for name in costly}
     adaptive = klamp.Objective("ppo_kl_penalty(target=0.01)", diagnostics=False)
     assert "policy/kl_old_new_mean" in adaptive(batch).metrics.show()

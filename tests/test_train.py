@@ -134,7 +134,7 @@ def test_metrics_are_sums_over_the_step(tiny: Path, tmp_path: Path) -> None:
             per_device_train_batch_size=32 // cuts, gradient_accumulation_steps=cuts,
         )  # fmt: skip
         made.train()
-        logs.append(made.state.log_history[1])
+        logs.append(made.shown)
     assert logs[0]["guard/removed_high_share"] > 0.0
     for name in ("guard/removed_low_share", "guard/removed_high_share", "batch/tokens_count", "policy/ratio_histogram"):
         assert logs[0][name] == pytest.approx(logs[1][name], abs=0.02), name
@@ -173,7 +173,7 @@ def test_tied_groups_get_exactly_no_signal(tiny: Path, tmp_path: Path) -> None:
     assert entry["grad_norm"] == 0.0
     assert entry["batch/zero_advantage_share"] == 1.0
     assert entry["train/tied_groups_share"] == 1.0
-    assert entry["guard/removed_active_share"] is None
+    assert made.shown["guard/removed_active_share"] is None
 
 
 def test_unscored_completions_are_excluded_and_counted(tiny: Path, tmp_path: Path) -> None:
@@ -292,6 +292,14 @@ def test_vllms_default_correction_is_translated_not_dropped() -> None:
 def test_options_that_fight_the_spec_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         KlampConfig(output_dir="x", bf16=False, use_cpu=True, **options)
+
+
+def test_an_option_said_in_python_is_refused_even_at_trls_default() -> None:
+    """A ported script that says loss_type='dapo', TRL's default, must not train something else in silence."""
+    with pytest.raises(UserError, match=r"dapo\(\)"):
+        KlampConfig(output_dir="x", bf16=False, use_cpu=True, loss_type="dapo")
+    config = KlampConfig(output_dir="x", bf16=False, use_cpu=True, spec="dr_grpo()", max_completion_length=9)
+    assert str(config.resolved_spec) == "dr_grpo(aggregate=sequence_sum(divisor=9.0))"
 
 
 def test_a_spec_that_the_trainer_cannot_feed_is_refused(tiny: Path, tmp_path: Path) -> None:

@@ -58,7 +58,9 @@ def _add_train(verbs: Any) -> None:
     add("--plain-prompts", action="store_true", default=None, help="do not wrap text prompts in the chat template")
     add("--out", metavar="DIR", help="run directory, new or empty (default: a fresh one under runs/)")
     add("--seed", type=int, help="seed of data order, sampling and initialisation (default: 0)")
-    add("--eval-size", type=int, metavar="N", help="held-out problems (default: 256)")
+    add(
+        "--eval-size", type=int, metavar="N", help="held-out problems (default: 256; of a dataset a tenth, at most 256)"
+    )
     add("--eval-every", type=int, metavar="STEPS", help="optimizer steps between evaluations (default: six in a run)")
     add("--record-tokens", type=float, nargs="?", const=1.0, metavar="SHARE",
         help="keep per-token records of this share of completions (default: 0; the bare flag: 1)")  # fmt: skip
@@ -77,6 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         parser = _parser()
         arguments, rest = parser.parse_known_args(words)
+        _refuse_twice(words, {f"--{name.replace('_', '-')}" for name in vars(arguments)})
         if rest and arguments.verb != "train":
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         return int(_VERBS[arguments.verb](arguments, rest))
@@ -129,12 +132,13 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
         return _help_trl()
     # Waiting threads that spin make two jobs on one machine several times slower; torch reads this when it loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from klamp.train.run import Options, resume, train
+    from klamp.train.options import Options
+    from klamp.train.run import resume, train
     from klamp.train.rundir import is_main
 
     if arguments.resume is not None:
         given = [name for name, value in vars(arguments).items() if value is not None and value is not False]
-        others = sorted(set(given) - {"verb", "resume", "json"}) + rest
+        others = sorted(set(given) - {"verb", "resume", "json"}) + [word for word in rest if word.startswith("--")]
         if others:
             raise UserError(f"--resume repeats the run's own options; leave out {', '.join(others)}")
         summary = resume(Path(arguments.resume))
@@ -143,6 +147,14 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
     if is_main():
         print(json.dumps(summary, indent=2) if arguments.json else _summary_text(summary))
     return 0 if summary["status"] == "finished" else 130
+
+
+def _refuse_twice(words: list[str], ours: set[str]) -> None:
+    """One of our options given twice would silently mean its last value."""
+    names = [word.partition("=")[0] for word in words if word.startswith("--")]
+    for name in names:
+        if name in ours and names.count(name) > 1:
+            raise UserError(f"{name} is given {names.count(name)} times; give it once")
 
 
 def _options(arguments: argparse.Namespace, rest: list[str], kind: Any) -> Any:
@@ -158,7 +170,9 @@ def _options(arguments: argparse.Namespace, rest: list[str], kind: Any) -> Any:
         _check_type(item.name, getattr(options, item.name), str(item.type))
     if not 0.0 <= options.record_tokens <= 1.0:
         raise UserError(f"record_tokens={options.record_tokens!r} must be a share between 0 and 1")
-    if options.eval_size < 1 or (options.eval_every is not None and options.eval_every < 1):
+    if (options.eval_size is not None and options.eval_size < 1) or (
+        options.eval_every is not None and options.eval_every < 1
+    ):
         raise UserError("eval_size and eval_every must be at least 1")
     return options
 
@@ -192,8 +206,9 @@ def _summary_text(summary: dict[str, Any]) -> str:
     before, after = summary["before"] or {}, summary["after"] or {}
     for name in ("greedy", "sampled"):
         key = f"accuracy_{name}"
-        lines.append(f"held-out  {name:8} accuracy {_percent(before.get(key))} -> {_percent(after.get(key))}")
-    if after:
+        many = f" of {summary['heldout']} problems" if name == "greedy" else ""
+        lines.append(f"held-out  {name:8} accuracy {_percent(before.get(key))} -> {_percent(after.get(key))}{many}")
+    if after.get("removed_low") is not None:
         low, high = after.get("removed_low"), after.get("removed_high")
         lines.append(
             f"region    removed the gradient of {_percent(low)} of tokens below it and {_percent(high)} above it"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 import math
+from dataclasses import fields
 from typing import Any
 
+from klamp.factors import Factor
 from klamp.guards import Guard
 from klamp.measures import MEASURES
 from klamp.presets import PRESETS
 from klamp.regions import Region, calibrate
-from klamp.spec import Spec, part_text
+from klamp.spec import Spec, part_name, part_text, value_text
 
-_RULE = "g = A * keep * factors, keep = inside | ~gate; loss = -mean(g log pi_new), g detached"
+_RULE = "g = A * keep * factors, keep = inside | ~gate; loss = -mean(g log pi_new) + penalties, g detached"
 _MATCHED = ("ratio_dev", "k2", "k3", "k3_flipped", "k3_reverse", "jeffreys", "js", "hellinger2", "pearson", "neyman",
             "lecam", "sym_chi2")  # fmt: skip
 MATCH_RULE = "log_width"
@@ -26,8 +28,8 @@ def explain(spec: Spec) -> dict[str, Any]:
         "sources": [_source(name) for name in _presets(spec)],
         "parts": [part_text(part) for part in spec.parts],
         "guards": [_guard(guard) for guard in spec.guards],
-        "factors": [part_text(factor) for factor in spec.factors],
-        "penalties": [part_text(penalty) for penalty in spec.penalties],
+        "factors": [{"text": part_text(part), "meaning": _factor(part)} for part in spec.factors],
+        "penalties": [{"text": _in_full(part), "meaning": _first_line(part)} for part in spec.penalties],
         "aggregate": part_text(spec.mean),
         "needs": sorted({"logp_new", "logp_old", "advantages", "mask"} | spec.needs),
         "traits": sorted(spec.traits),
@@ -79,6 +81,21 @@ def matched(region: Region) -> dict[str, float] | None:
     return {name: calibrate(MEASURES[name], region.low, region.high, MATCH_RULE) for name in _MATCHED}
 
 
+def _factor(factor: Factor) -> str:
+    scope = "" if factor.scope == "token" else f" ({factor.reduce} of log w over the {factor.scope})"
+    return f"multiplies g, detached: {_first_line(factor.transform)} w = {factor.ratio}{scope}"
+
+
+def _first_line(part: object) -> str:
+    return (type(part).__doc__ or "").strip().splitlines()[0]
+
+
+def _in_full(part: Any) -> str:
+    """The part with every argument, defaults included."""
+    inner = ", ".join(f"{item.name}={value_text(getattr(part, item.name))}" for item in fields(part))
+    return f"{part_name(part)}({inner})"
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -94,6 +111,13 @@ def text(spec: Spec) -> str:
     lines += ["", *(f"  part        {part}" for part in facts["parts"])]
     for guard in facts["guards"]:
         lines += ["", *_guard_lines(guard)]
+    for kind in ("factors", "penalties"):
+        for part in facts[kind]:
+            lines += [
+                "",
+                f"  {kind[:-1] if kind == 'factors' else 'penalty':11} {part['text']}",
+                f"    meaning   {part['meaning']}",
+            ]
     lines += ["", f"  needs       {', '.join(facts['needs'])}"]
     lines += [f"  traits      {', '.join(facts['traits'])}"] if facts["traits"] else []
     return "\n".join(lines)

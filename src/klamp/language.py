@@ -129,6 +129,20 @@ def preset(name: str, *args: Any, **arguments: Any) -> Spec:
     return replace(spec, name=f"{name}({text})")
 
 
+def with_aggregate(spec: Spec, mean: Aggregate) -> Spec:
+    """The spec with another aggregate, under the preset's name where it is one preset's."""
+    changed = replace(spec, aggregate=mean, name="")
+    head, bracket, inner = spec.name.partition("(")
+    if head not in PRESETS or not bracket or not inner.endswith(")") or "aggregate=" in inner:
+        return changed
+    arguments = ", ".join(filter(None, (inner[:-1], f"aggregate={value_text(mean)}")))
+    try:
+        named = parse(f"{head}({arguments})")
+    except UserError:  # the name was a sum of specs
+        return changed
+    return named if named == changed else changed
+
+
 def list_presets() -> list[str]:
     """The names of the presets."""
     return sorted(PRESETS)

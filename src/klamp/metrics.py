@@ -15,6 +15,10 @@ OBJECTIVE: dict[str, tuple[str, str]] = {
         "mean of w - 1 - log w, w = new/old: an estimate of KL(old||new) per token, nats",
         ">= 0",
     ),
+    "policy/kl_new_ref_mean": (
+        "mean of 1/w - 1 + log w, w = new/ref: an estimate of KL(new||ref) per token, nats",
+        ">= 0",
+    ),
     "policy/overflow_count": ("tokens whose w - 1 - log w overflows; they are left out of that mean", ">= 0"),
     "policy/entropy_mean": ("mean entropy of the new policy per token, nats", ">= 0"),
     "policy/ratio_max": ("largest w = new/old of the step; null where it overflows", "> 0"),

@@ -75,9 +75,16 @@ class Objective:
         return {"beta": self._adaptive[0].beta} if self._adaptive else {}
 
     def update(self, state: State, stats: Stats, metrics: Tally) -> State:
-        """The state after an optimizer step, from the metrics of the whole step."""
-        del stats  # counts of the step, for parts that budget over it
+        """The state after an optimizer step, from the metrics of the whole step, added over its micro-batches.
+
+        Raises UserError where the metrics are not those of as many tokens as ``stats`` counted.
+        """
         for penalty in self._adaptive:
+            measured, counted = int(metrics.sums["batch/tokens_count"]), int(stats.counts[0])
+            if measured != counted:
+                raise UserError(
+                    f"the step has {counted} tokens, these metrics are of {measured}: add out.metrics over all micro-batches"
+                )
             divergence = metrics.mean("policy/kl_old_new_mean")
             if bool(metrics.sums["policy/overflow_count"]):
                 divergence = math.inf
@@ -95,7 +102,7 @@ class Objective:
         Raises UserError where the batch lacks what the spec needs, or a kept weight overflows (never clamped).
         """
         self.spec.require(batch.offers, "this batch")
-        stats = self.stats(batch) if stats is None else stats
+        stats = self.stats(batch) if stats is None else self._of_step(stats, batch)
         x = batch.log_ratio("new/old")
         mask, advantages = batch.mask, batch.advantages.to(x.dtype)
         guarded = self._guard(batch, advantages, x)
@@ -116,6 +123,15 @@ class Objective:
         metrics = self._tally(batch, x, guarded, live, policy, penalty, weight)
         inside = mask & ~(guarded.outside_low | guarded.outside_high)
         return LossOutput(loss, policy + penalty, g, slope, inside, kept, metrics)
+
+    def _of_step(self, stats: Stats, batch: Batch) -> Stats:
+        """The stats, checked (on the CPU, where it costs no wait) to count at least this batch."""
+        if stats.counts.device.type == "cpu" and int(batch.mask.sum()) > int(stats.counts[0]):
+            raise UserError(
+                f"this batch has {int(batch.mask.sum())} tokens, the stats of its step only {int(stats.counts[0])}: "
+                "add objective.stats(b) over every micro-batch of the step"
+            )
+        return stats
 
     # --- the fold -------------------------------------------------------------------------------------------
 
@@ -243,6 +259,11 @@ class Objective:
             return Tally(means, sums)
         if batch.entropy is not None:
             means["policy/entropy_mean"] = (torch.where(batch.mask, batch.entropy.detach(), 0.0).sum(), tokens)
+        if batch.logp_ref is not None:
+            x_ref = batch.log_ratio("new/ref").double()
+            k3_ref = (-x_ref).expm1() + x_ref
+            far = (k3_ref == math.inf).sum()
+            means["policy/kl_new_ref_mean"] = (torch.where(k3_ref < math.inf, k3_ref, 0.0).sum(), tokens - far)
         if any(factor.of != ("new/old", "token", "mean") or not factor.integrated for factor in self.spec.factors):
             differs = (weight - x.exp()).abs() > 1e-6 * x.exp()
             means["factor/reweighted_share"] = ((differs & batch.mask & guarded.keep).sum(), tokens)

@@ -170,10 +170,13 @@ def _checked(found: Measure) -> Measure:
     if found.name in MEASURES or found.power is not None or found.name.startswith("renyi("):
         return found
     try:
-        values = [float(found.divergence(x)) for x in (0.0, -1e-3, -0.1, -1.0, 1e-3, 0.1, 1.0)]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"measure {found} cannot be evaluated on an array of log-ratios: {error}") from error
-    zero, low, high = values[0], values[1:4], values[4:]
+        values = [float(found.divergence(x)) for x in (0.0, -1e-3, -0.1, -1.0, 1e-3, 0.1, 1.0, -_MAX, _MAX)]
+    except Exception as error:  # whatever a user's function raises
+        raise UserError(
+            f"measure {found} cannot be evaluated on arrays of log-ratios of any size ({type(error).__name__}: {error}); "
+            "write it with NumPy's functions, or torch's"
+        ) from error
+    zero, low, high = values[0], values[1:4], values[4:7]
     if not abs(zero) <= 1e-12:
         raise UserError(f"measure {found} is {zero!r} at w = 1; a divergence is 0 there")
     if not (0.0 < low[0] < low[1] < low[2] and 0.0 < high[0] < high[1] < high[2]):

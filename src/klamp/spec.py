@@ -20,7 +20,7 @@ NAMES |= {kind: name for name, kind in (PENALTIES | TRANSFORMS).items()}
 Part = Guard | Factor | Penalty | Aggregate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Spec:
     """A policy loss: g = A x keep of the guards x factors, plus penalties, averaged by the aggregate.
 
@@ -66,6 +66,9 @@ class Spec:
             mine or theirs,
             " + ".join(filter(None, (str(self), str(other)))),
         )
+
+    def __repr__(self) -> str:
+        return f"Spec({str(self)!r})"
 
     def __str__(self) -> str:
         return self.name or " + ".join(part_text(part) for part in self.parts)

@@ -43,7 +43,8 @@ def dapo(epsilon_low: float = 0.2, epsilon_high: float = 0.28) -> Spec:
 @register_preset(
     f"{_CLIP}, low = 1 - epsilon, high = 1 + epsilon; sum over tokens / divisor, mean over responses",
     "Liu et al. 2025, Understanding R1-Zero-Like Training, arXiv 2503.20783, section 3.2",
-    "the divisor is a constant that must be given (a trainer takes its maximum completion length)",
+    "the divisor is a constant that must be given (a trainer takes its maximum completion length); advantages without "
+    "the division by the standard deviation are the run's choice (TRL: scale_rewards='none')",
 )
 def dr_grpo(epsilon: float = 0.2, divisor: float | None = None) -> Spec:
     """GRPO without the length bias: a constant divisor in place of each response's length."""

@@ -69,7 +69,9 @@ class Journal:
     def keep_samples(self, step: int, answers: Answers) -> None:
         with self.samples.open("a") as file:
             rows = list(zip(answers.rows, answers.completions, answers.rewards, strict=True))
-            for row, completion, reward in rows[:_SAMPLES_PER_EVALUATION]:
+            wrong = [one for one in rows if (one[2] or 0.0) < 1.0][: _SAMPLES_PER_EVALUATION // 2]
+            right = [one for one in rows if (one[2] or 0.0) >= 1.0][: _SAMPLES_PER_EVALUATION - len(wrong)]
+            for row, completion, reward in wrong + right:
                 prompt = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
                 line = {
                     "step": step,
@@ -84,8 +86,10 @@ class Journal:
 class Observer(TrainerCallback):  # type: ignore[misc]
     """Writes the journal, evaluates every ``every`` steps, and shows progress."""
 
-    def __init__(self, journal: Journal, evaluate: Evaluate, every: int, main: bool) -> None:
-        self.journal, self.evaluate, self.every, self.main = journal, evaluate, every, main
+    def __init__(
+        self, journal: Journal, evaluate: Evaluate, every: int, main: bool, shown: Callable[[], dict[str, Any]]
+    ) -> None:
+        self.journal, self.evaluate, self.every, self.main, self.shown = journal, evaluate, every, main, shown
         self.show: Progress | None = None
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -93,6 +97,8 @@ class Observer(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         named = {_ALIASES.get(name, name): value for name, value in (logs or {}).items()}
+        if any(name.startswith("policy/") for name in named):
+            named |= self.shown()
         values = {name: value for name, value in named.items() if name in METRICS}
         if values and self.main:
             self.journal.write(state.global_step, "train", values)
@@ -133,7 +139,7 @@ class Progress:
         removed = sum(latest.get(f"guard/removed_{side}_share") or 0.0 for side in ("low", "high"))
         facts = {
             "reward": _two(latest.get("train/reward_mean")),
-            "accuracy": _two(latest.get("eval/accuracy_sampled")),
+            "accuracy (sampled)": _two(latest.get("eval/accuracy_sampled")),
             "removed": f"{100.0 * removed:.1f}%",
         }
         if self.bar is not None:

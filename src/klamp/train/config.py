@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -10,7 +11,7 @@ from trl import GRPOConfig
 
 from klamp.errors import UserError
 from klamp.penalties import KLReference
-from klamp.presets import parse
+from klamp.presets import parse, with_aggregate
 from klamp.spec import Spec
 
 DEFAULT_SPEC = "atr_grpo(delta=0.02)"
@@ -80,13 +81,28 @@ class KlampConfig(GRPOConfig):  # type: ignore[misc]
         return int(self.steps_per_generation * self.num_iterations // self.gradient_accumulation_steps)
 
 
+def _noting(init: Callable[..., None]) -> Callable[..., None]:
+    """Remember what a call said explicitly. One that gives every field (a parser's, ``replace``) says nothing by it."""
+
+    @functools.wraps(init)
+    def wrapped(self: KlampConfig, *args: Any, **kwargs: Any) -> None:
+        every = sum(item.init for item in fields(self))
+        object.__setattr__(self, "_said", frozenset(kwargs) if len(kwargs) < every else frozenset())
+        init(self, *args, **kwargs)
+
+    return wrapped
+
+
+KlampConfig.__init__ = _noting(KlampConfig.__init__)  # type: ignore[method-assign]
+
+
 def resolve(config: KlampConfig) -> Spec:
     """The spec that the run uses: parsed, with what the run supplies filled in; TRL's switches set to match it."""
     _refuse_fights(config)
     spec = parse(config.spec)
     mean = spec.mean
     if mean.kind == "sequence_sum" and mean.divisor is None:
-        spec = spec_with(spec, aggregate=replace(mean, divisor=float(config.max_completion_length)))
+        spec = with_aggregate(spec, replace(mean, divisor=float(config.max_completion_length)))
     ratios = {guard.ratio for guard in spec.guards} | {factor.ratio for factor in spec.factors}
     if config.use_vllm and config.correction and "old/rollout" not in ratios:
         spec = spec + parse("sequence_mask(high=3.0)")
@@ -95,16 +111,12 @@ def resolve(config: KlampConfig) -> Spec:
     return spec
 
 
-def spec_with(spec: Spec, **changes: Any) -> Spec:
-    """The spec with fields replaced, and the text of its parts."""
-    return replace(spec, name="", **changes)
-
-
 def _refuse_fights(config: KlampConfig) -> None:
     defaults = {item.name: item.default for item in fields(GRPOConfig)}
     for name in _SAYS:
         switched_off = name == "vllm_importance_sampling_correction" and not config.vllm_importance_sampling_correction
-        if name in defaults and getattr(config, name) != defaults[name] and not switched_off:
+        said = name in getattr(config, "_said", ())
+        if name in defaults and (said or getattr(config, name) != defaults[name]) and not switched_off:
             refuse(name, getattr(config, name), config.spec)
 
 

@@ -9,39 +9,18 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from klamp.errors import UserError, did_you_mean
+from klamp.errors import UserError
 from klamp.presets import parse
 from klamp.train import rundir
+from klamp.train.options import Options, configure, settings
 
 Row = dict[str, Any]
 
-
-@dataclass
-class Options:
-    """What ``klamp train`` was asked; ``trl`` holds options of TRL's GRPOConfig as command-line words."""
-
-    spec: str | None = None
-    task: str | None = None
-    dataset: str | None = None
-    reward: str | None = None
-    prompt_field: str | None = None
-    answer_field: str | None = None
-    split: str = "train"
-    data_dir: str | None = None
-    model: str | None = None
-    out: str | None = None
-    seed: int = 0
-    eval_size: int = 256
-    eval_every: int | None = None
-    record_tokens: float = 0.0
-    plain_prompts: bool = False
-    correction: bool = True
-    trl: list[str] = field(default_factory=list)
-    config: dict[str, Any] = field(default_factory=dict)
+HELDOUT = 256  # held-out problems of a task; of a dataset a tenth of it, at most these
 
 
 @dataclass(frozen=True)
@@ -65,7 +44,7 @@ def problem(options: Options) -> Problem:
     own = rewards.reward(options.reward) if options.reward else None
     if options.dataset is None:
         task = tasks.task(options.task or "sort")
-        rows, heldout = task.train(options.seed), task.heldout()[: options.eval_size]
+        rows, heldout = task.train(options.seed), task.heldout()[: options.eval_size or HELDOUT]
         defaults = {**task.defaults, "max_completion_length": task.max_completion_length}
         reward = own or task.reward
         return Problem(task.name, rows, heldout, rewards.guarded(reward), options.model or task.model, defaults)
@@ -77,7 +56,12 @@ def problem(options: Options) -> Problem:
         options.dataset, prompt_field=options.prompt_field, answer_field=options.answer_field,
         split=options.split, data_dir=options.data_dir,
     )  # fmt: skip
-    size = min(options.eval_size, max(1, len(found) // 10))
+    size = options.eval_size or min(HELDOUT, max(1, len(found) // 10))
+    if size >= len(found):
+        raise UserError(
+            f"{options.dataset} has {len(found)} rows: {size} held-out problems leave none to train on; "
+            f"give at least 2 rows, and --eval-size below their number"
+        )
     train, heldout = data.split_heldout(found, size, seed=0)
     embedded = options.model is None or options.model.startswith(tasks.EMBEDDED_PREFIX)
     # The embedded model reads a text letter by letter: a short run shows that everything fits together.
@@ -114,7 +98,7 @@ def _run(
     _use_threads(asked.model)
     from klamp.train.models import load_tokenizer, model_path
 
-    config = configure(options, asked)
+    config = configure(options, asked.defaults)
     path = model_path(asked.model, config.trust_remote_code)
     tokenizer = load_tokenizer(path, config.trust_remote_code)
     rows, heldout = asked.train, asked.heldout
@@ -124,6 +108,7 @@ def _run(
     if checkpoint is None:
         directory, made = rundir.create(options.out, spec, options.seed)
         manifest = rundir.manifest(spec, asked.name, options.seed, rundir.command_line(), dataclasses.asdict(options))
+        manifest["settings"] = settings(config)
     else:
         assert earlier is not None
         directory, manifest, made = checkpoint.parent, earlier, checkpoint.parent
@@ -134,9 +119,11 @@ def _run(
     job = Job(options, asked, config, tokenizer, rows, heldout, directory, manifest, checkpoint)
     try:
         return job.run()
-    except UserError:
+    except BaseException as error:
         if checkpoint is None and not job.steps_done and rundir.is_main():
             rundir.discard(directory, made)
+        if isinstance(error, ImportError):  # an option that needs a package
+            raise UserError(f"an option needs a package that is not installed: {error}") from error
         raise
 
 
@@ -168,62 +155,6 @@ def _quiet() -> None:
     warnings.showwarning = lambda message, *rest, **more: print(f"warning: {message}", file=sys.stderr)
 
 
-# --- TRL's options --------------------------------------------------------------------------------------------
-
-
-def configure(options: Options, asked: Problem) -> Any:
-    """KlampConfig from the task's defaults, the configuration file and the command line, the later winning."""
-    import torch
-    from transformers import HfArgumentParser
-
-    from klamp.train.config import DEFAULT_SPEC, KlampConfig, refuse
-
-    class Parser(HfArgumentParser):  # type: ignore[misc]
-        def error(self, message: str) -> Any:
-            raise UserError(f"{message}; klamp train --help-trl lists TRL's options")
-
-    parser = Parser(KlampConfig, allow_abbrev=False)
-    known = {item.name for item in dataclasses.fields(KlampConfig) if item.init}
-    defaults: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "seed": options.seed}
-    if not torch.cuda.is_available() and not torch.backends.mps.is_available():
-        defaults |= {"use_cpu": True, "bf16": False, "activation_checkpointing": False}
-    for source in (asked.defaults, options.config):
-        for name in source:
-            if name not in known:
-                raise UserError(f"there is no option {name!r}; {did_you_mean(name, known)}")
-        defaults |= source
-    spec = options.spec or DEFAULT_SPEC
-    for name, value in {**options.config, **_named(options.trl)}.items():
-        refuse(name, value, spec)  # said explicitly, even where it is TRL's default
-    defaults |= {"spec": spec, "correction": options.correction}
-    parser.set_defaults(**defaults)
-    try:
-        config, rest = parser.parse_args_into_dataclasses(
-            args=["--output_dir", "unset", *options.trl], look_for_args_file=False, return_remaining_strings=True
-        )
-    except UserError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise UserError(str(error)) from error
-    if rest:
-        name = rest[0].lstrip("-").partition("=")[0].replace("-", "_")
-        raise UserError(f"there is no option {rest[0]!r}; {did_you_mean(name, known)}")
-    config.model_init_kwargs = {"use_safetensors": True} | dict(config.model_init_kwargs or {})
-    if rundir.is_main() and str(config.resolved_spec) != str(parse(config.spec)):
-        print(f"spec: {config.resolved_spec}", file=sys.stderr)
-    return config
-
-
-def _named(words: list[str]) -> dict[str, str]:
-    """The options among command-line words, with the word after each."""
-    found = {}
-    for word, after in zip(words, [*words[1:], ""], strict=False):
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            found[name.replace("-", "_")] = value if equals else after
-    return found
-
-
 # --- the job --------------------------------------------------------------------------------------------------
 
 
@@ -252,7 +183,8 @@ class Job:
         if main:
             rundir.write(self.directory, self.manifest)
         journal = Journal(self.directory, resumed_at if main else None)
-        observer = Observer(journal, self._answers, self._evaluate_every(), main)
+        trainer = self.trainer
+        observer = Observer(journal, self._answers, self._evaluate_every(), main, lambda: dict(trainer.shown))
         with Interruption() as interruption:
             self.trainer.add_callback(observer)
             self.trainer.add_callback(interruption)
@@ -271,7 +203,8 @@ class Job:
             from klamp.report import write_report
 
             write_report(self.directory)
-        return self._summary(interrupted, journal.seconds)
+            self._warn_of_silence(journal.metrics)
+        return self._summary(interrupted, journal)
 
     def _train(self) -> None:
         try:
@@ -311,6 +244,7 @@ class Job:
             recorder=record,
         )
         trainer.remove_callback(PrinterCallback)
+        trainer.create_model_card = lambda *args, **kwargs: None  # TRL's card speaks of models on the hub
         return trainer
 
     def _evaluate_every(self) -> int:
@@ -343,8 +277,19 @@ class Job:
             return found
         return Answers(*(gather_object(list(part)) for part in (found.rows, found.completions, found.rewards)))
 
-    def _summary(self, interrupted: bool, seconds: float) -> dict[str, Any]:
-        results = self.manifest["results"]
+    def _warn_of_silence(self, metrics: Path) -> None:
+        """Say so if no group of the run ever gave a signal: all rewards equal, or none."""
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        tied = [row["train/tied_groups_share"] for row in rows if row.get("train/tied_groups_share") is not None]
+        if tied and min(tied) == 1.0:
+            print(
+                "warning: in every group all rewards were equal or missing, so there was nothing to learn from; "
+                "check the reward on samples.jsonl, or start from a model that is sometimes right",
+                file=sys.stderr,
+            )
+
+    def _summary(self, interrupted: bool, journal: Any) -> dict[str, Any]:
+        results, latest, seconds = self.manifest["results"], journal.latest, journal.seconds
         return {
             "run": str(self.directory),
             "spec": str(self.trainer.spec),
@@ -353,8 +298,10 @@ class Job:
             "steps": self.steps_done,
             "seconds": round(seconds, 1),
             "status": "interrupted" if interrupted else "finished",
+            "heldout": len(self.heldout),
             "before": results["before"],
-            "after": results["after"],
+            "after": results["after"]
+            or {name: latest.get(f"eval/{name}") for name in ("accuracy_greedy", "accuracy_sampled")},
             "report": str(self.directory / "report.html"),
             "model": None if interrupted else str(self.directory / "model"),
         }

@@ -55,6 +55,7 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
         self.objective = Objective(self.spec)
         self.objective_state = self.objective.init()
         self.recorder = recorder
+        self.shown: dict[str, Any] = {}  # the latest of our metrics, with lists and nulls, which trackers cannot take
         self._tallies = {"train": Tally(), "eval": Tally()}
         self._window_tally = Tally()
         self._window_stats: Stats | None = None
@@ -203,9 +204,10 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
         mode = "train" if self.model.training else "eval"
         tally, self._tallies[mode] = self._tallies[mode], Tally()
         if tally.means:
-            shown = tally.all_reduce(self._sum, self._max).show()
+            self.shown = tally.all_reduce(self._sum, self._max).show()
             prefix = "" if mode == "train" else "eval_"
-            logs = logs | {f"{prefix}{name}": value for name, value in shown.items()}
+            numbers = {name: value for name, value in self.shown.items() if isinstance(value, (int, float))}
+            logs = logs | {f"{prefix}{name}": value for name, value in numbers.items()}
         super().log(logs, start_time)
 
     # --- exact resume ---------------------------------------------------------------------------------------

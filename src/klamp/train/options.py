@@ -1,0 +1,103 @@
+"""What ``klamp train`` was asked, and TRL's options from it: task defaults, then the file, then the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from klamp.errors import UserError, did_you_mean
+from klamp.presets import parse
+from klamp.train import rundir
+
+
+@dataclass
+class Options:
+    """What ``klamp train`` was asked; ``trl`` holds options of TRL's GRPOConfig as command-line words."""
+
+    spec: str | None = None
+    task: str | None = None
+    dataset: str | None = None
+    reward: str | None = None
+    prompt_field: str | None = None
+    answer_field: str | None = None
+    split: str = "train"
+    data_dir: str | None = None
+    model: str | None = None
+    out: str | None = None
+    seed: int = 0
+    eval_size: int | None = None
+    eval_every: int | None = None
+    record_tokens: float = 0.0
+    plain_prompts: bool = False
+    correction: bool = True
+    trl: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def configure(options: Options, task_defaults: Mapping[str, Any]) -> Any:
+    """KlampConfig from the task's defaults, the configuration file and the command line, the later winning."""
+    import torch
+    from transformers import HfArgumentParser
+
+    from klamp.train.config import DEFAULT_SPEC, KlampConfig, refuse
+
+    class Parser(HfArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> Any:
+            raise UserError(f"{message}; klamp train --help-trl lists TRL's options")
+
+    parser = Parser(KlampConfig, allow_abbrev=False)
+    known = {item.name for item in dataclasses.fields(KlampConfig) if item.init}
+    defaults: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "seed": options.seed}
+    if not torch.cuda.is_available() and not torch.backends.mps.is_available():
+        defaults |= {"use_cpu": True, "bf16": False, "activation_checkpointing": False}
+    for source in (task_defaults, options.config):
+        for name in source:
+            if name not in known:
+                raise UserError(f"there is no option {name!r}; {did_you_mean(name, known)}")
+        defaults |= source
+    spec = options.spec or DEFAULT_SPEC
+    for name, value in {**options.config, **_named(options.trl)}.items():
+        refuse(name, value, spec)  # said explicitly, even where it is TRL's default
+    defaults |= {"spec": spec, "correction": options.correction}
+    parser.set_defaults(**defaults)
+    try:
+        config, rest = parser.parse_args_into_dataclasses(
+            args=["--output_dir", "unset", *options.trl], look_for_args_file=False, return_remaining_strings=True
+        )
+    except UserError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise UserError(str(error)) from error
+    if rest:
+        name = rest[0].lstrip("-").partition("=")[0].replace("-", "_")
+        raise UserError(f"there is no option {rest[0]!r}; {did_you_mean(name, known)}")
+    if config.max_steps == 0:
+        raise UserError("max_steps=0 trains nothing; give at least 1, or leave it out for num_train_epochs")
+    config.model_init_kwargs = {"use_safetensors": True} | dict(config.model_init_kwargs or {})
+    if rundir.is_main() and str(config.resolved_spec) != str(parse(config.spec)):
+        print(f"spec: {config.resolved_spec}", file=sys.stderr)
+    return config
+
+
+def settings(config: Any) -> dict[str, Any]:
+    """TRL's options where the run differs from TRL's defaults, as they took effect."""
+    plain = (bool, int, float, str)
+    shown = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if isinstance(value, plain) and value != item.default and item.name not in ("spec", "output_dir"):
+            shown[item.name] = value.value if hasattr(value, "value") else value
+    return shown
+
+
+def _named(words: list[str]) -> dict[str, str]:
+    """The options among command-line words, with the word after each."""
+    found = {}
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            found[name.replace("-", "_")] = value if equals else after
+    return found
