@@ -119,11 +119,9 @@ def _run(
     job = Job(options, asked, config, tokenizer, rows, heldout, directory, manifest, checkpoint)
     try:
         return job.run()
-    except BaseException as error:
+    except BaseException:
         if checkpoint is None and not job.steps_done and rundir.is_main():
             rundir.discard(directory, made)
-        if isinstance(error, ImportError):  # an option that needs a package
-            raise UserError(f"an option needs a package that is not installed: {error}") from error
         raise
 
 
@@ -235,14 +233,20 @@ class Job:
             if self.checkpoint is not None:
                 self.writer.rewind(int(self.checkpoint.name.rpartition("-")[2]))
             record = recorder(self.writer)
-        trainer = KlampTrainer(
-            model=str(model_path(self.asked.model, self.config.trust_remote_code)),
-            reward_funcs=self.asked.reward,
-            args=self.config,
-            train_dataset=Dataset.from_list(self.rows),
-            processing_class=self.tokenizer,
-            recorder=record,
-        )
+        try:
+            trainer = KlampTrainer(
+                model=str(model_path(self.asked.model, self.config.trust_remote_code)),
+                reward_funcs=self.asked.reward,
+                args=self.config,
+                train_dataset=Dataset.from_list(self.rows),
+                processing_class=self.tokenizer,
+                recorder=record,
+            )
+        except UserError:
+            raise
+        except Exception as error:  # weights that cannot be read, options that need a package, options TRL refuses
+            reason = str(error).strip().splitlines()
+            raise UserError(f"the trainer cannot be built: {reason[0] if reason else type(error).__name__}") from error
         trainer.remove_callback(PrinterCallback)
         trainer.create_model_card = lambda *args, **kwargs: None  # TRL's card speaks of models on the hub
         return trainer
