@@ -385,3 +385,23 @@ def test_reading_evaluates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_parts_and_presets_have_separate_names() -> None:
     assert not set(PARTS) & set(PRESETS)
+
+
+@pytest.mark.parametrize("text", ["grpo(epsilon=-abc)", "grpo(aggregate=-identity)", f"guard(ratio_high=1{'0' * 400})",
+                                  f"kl_reference(beta=1{'0' * 400})"])  # fmt: skip
+def test_values_that_are_no_numbers_are_refused(text: str) -> None:
+    with pytest.raises(klamp.UserError, match="cannot read the value"):
+        klamp.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["dapo(epsilon_high=1e308)", "power_clip(a=-1e308)", "power_clip(a=1e5, radius=1e300)", "trust_region(js, 5e-324)",
+             "trust_region(log_ratio, 1e300)", "guard(ratio_low=1e-300, ratio_high=1e300)"],
+)  # fmt: skip
+def test_extreme_specs_are_explained(text: str) -> None:
+    """Matching radii and coordinates end, and are numbers or absent, at the edges of the range of doubles."""
+    from klamp.explain import explain
+
+    for guard in explain(klamp.parse(text))["guards"]:
+        where = guard["region"]["coordinates"]
+        assert where is None or 0.0 < where["radius"] < math.inf

@@ -252,7 +252,10 @@ def _value(node: ast.expr, text: str) -> Any:
             return float(node.id)
         return TRANSFORMS[node.id]() if node.id in TRANSFORMS else node.id
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Name):
-        return -_value(node.operand, text)
+        value = _value(node.operand, text)
+        if not isinstance(value, float):
+            raise UserError(f"cannot read the value {ast.unparse(node)!r} in {text!r}")
+        return -value
     if isinstance(node, (ast.List, ast.Tuple)):
         return [_value(item, text) for item in node.elts]
     if isinstance(node, ast.Call):
@@ -261,8 +264,11 @@ def _value(node: ast.expr, text: str) -> Any:
             return _build(name, VALUES[name], args, arguments)
         return _term(node, text)
     try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, MemoryError, RecursionError) as error:
+        value = ast.literal_eval(node)
+        if isinstance(value, int):
+            float(value)  # a number of hundreds of digits is no number here
+        return value
+    except (OverflowError, ValueError, TypeError, MemoryError, RecursionError) as error:
         raise UserError(f"cannot read the value {ast.unparse(node)!r} in {text!r}") from error
 
 

@@ -212,7 +212,8 @@ class Measure:
     def divergence(self, log_ratio: Array) -> Array:
         """phi(x) / c, normalised to f''(1) = 1."""
         value = self.raw(log_ratio)
-        return value if self.curvature == 1.0 else value / self.curvature
+        with np.errstate(over="ignore"):
+            return value if self.curvature == 1.0 else value / self.curvature
 
     def divergence_slope(self, log_ratio: Array) -> Array:
         """d/dx of ``divergence``: w f'(w) of the normalised f."""

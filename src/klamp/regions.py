@@ -193,7 +193,7 @@ def crossing(excess: Callable[[float], float], start: float) -> float:
     A bracket grown by repeated squaring, geometric bisection to a factor of 4, then Chandrupatla's method
     (1997): inverse quadratic interpolation where it is safe, bisection where it is not. At most about 60 calls.
     """
-    low = high = start
+    low = high = min(max(start, sys.float_info.min), _MAX / 4.0)  # an infinite start could not be divided
     f_low = f_high = excess(start)
     factor = 2.0
     while f_high < 0.0:
@@ -287,7 +287,8 @@ def coordinates(log_low: float, log_high: float) -> Coordinates | None:
         return Coordinates(0.0, float(power(0.0).divergence(log_high)))
     sign = 1.0 if excess(0.0) < 0.0 else -1.0
     a = sign * crossing(lambda t: sign * excess(sign * t), 1.0)
-    return Coordinates(a, float(power(a).divergence(log_high))) if math.isfinite(a) else None
+    radius = float(power(a).divergence(log_high)) if math.isfinite(a) else math.inf
+    return Coordinates(a, radius) if 0.0 < radius < math.inf else None
 
 
 def _log_width(r: Region) -> float:
