@@ -304,3 +304,71 @@ if stop:
     Observer.on_step_begin = begin
 sys.exit(main(sys.argv[1:]))
 """
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--seed", "-1"], ["--temperature", "0"], ["--learning_rate", "-1"], ["--per_device_train_batch_size", "0"],
+     ["--max_steps", "-5"], ["--report_to", "nope"], ["--scale_rewards", "nope"], ["--num_iterations", "0"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_what_trl_cannot_start_with_is_one_message(
+    words: list[str], place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    base = ["--dataset", str(place / "d.jsonl"), "--model", str(place / "tiny"), "--reward", f"{place}/r.py:ok", *TINY]
+    code, _, err = run(capsys, "train", *base, *words, "--out", str(out))
+    assert code == 2
+    assert "Traceback" not in err
+    assert not out.exists()
+
+
+def test_neither_pickles_nor_code_of_a_model_are_run(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import pickle
+    import shutil
+
+    from hostile import Trap
+
+    mark = tmp_path / "mark"
+    shutil.copytree(place / "tiny", tmp_path / "pickled")
+    (tmp_path / "pickled" / "model.safetensors").unlink()
+    (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(pickle.dumps({"weight": Trap(str(mark))}))
+    shutil.copytree(place / "tiny", tmp_path / "coded")
+    config = json.loads((tmp_path / "coded" / "config.json").read_text())
+    config |= {"model_type": "unheard_of", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
+    (tmp_path / "coded" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "coded" / "code.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    for name in ("pickled", "coded"):
+        code, _, err = run(capsys, "train", "--model", str(tmp_path / name), *TINY, "--out", str(tmp_path / "run"))
+        assert code == 2, err
+        assert not mark.exists()
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("broken", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
+def test_a_broken_checkpoint_is_said(
+    broken: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    base = [
+        "--dataset",
+        str(place / "d.jsonl"),
+        "--model",
+        str(place / "tiny"),
+        "--reward",
+        f"{place}/r.py:late",
+        *TINY,
+    ]
+    run(capsys, "train", *base, "--max_steps", "40", "--save_steps", "1", "--out", str(out))
+    manifest = (
+        json.loads((out / "manifest.json").read_text()) if out.exists() else pytest.skip("the first rollout raised")
+    )
+    assert manifest["finished"] is None
+    last = max(out.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    (last / broken).write_bytes((last / broken).read_bytes()[:20])
+    code, _, err = run(capsys, "train", "--resume", str(out))
+    assert code == 2
+    assert f"{last} cannot be resumed" in err
+    assert last.is_dir()

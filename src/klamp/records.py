@@ -88,7 +88,7 @@ RECORD_SCHEMA: tuple[Column, ...] = (
 )
 
 _BY_NAME = {column.name: column for column in RECORD_SCHEMA}
-_PART = re.compile(r"^\.?part-(\d+)\.(parquet|tmp)$")
+_PART = re.compile(r"\.?part-(\d+)(?:\.\d+)?\.(?:parquet|tmp)$")
 
 
 def arrow_schema() -> pa.Schema:
@@ -206,29 +206,25 @@ class RecordWriter:
         return removed
 
     def _write_part(self, table: pa.Table) -> Path:
-        """Creating the temporary file claims the number, so that two processes never share a part."""
+        """A whole file gets its name by a link, which claims the number: two processes never share a part."""
         import pyarrow.parquet as pq
 
-        while True:
-            part = self.directory / f"part-{self._next:06d}.parquet"
-            temporary = self.directory / f".part-{self._next:06d}.tmp"
-            self._next += 1
-            try:
-                handle = temporary.open("xb")
-            except FileExistsError:
-                continue
-            try:
-                if part.exists():
+        temporary = self.directory / f".part-{self._next:06d}.{os.getpid()}.tmp"
+        try:
+            with temporary.open("wb") as handle:
+                pq.write_table(table, handle, compression="zstd")
+                handle.flush()
+                os.fsync(handle.fileno())
+            while True:
+                part = self.directory / f"part-{self._next:06d}.parquet"
+                self._next += 1
+                try:
+                    os.link(temporary, part)  # fails where another process took the number; never overwrites
+                    return part
+                except FileExistsError:
                     continue
-                with handle:
-                    pq.write_table(table, handle, compression="zstd")
-                    handle.flush()
-                    os.fsync(handle.fileno())
-                os.replace(temporary, part)
-                return part
-            finally:
-                handle.close()
-                temporary.unlink(missing_ok=True)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> RecordWriter:
         return self

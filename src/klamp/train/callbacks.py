@@ -45,12 +45,12 @@ class Journal:
 
     def _rewind(self, path: Path, step: int) -> None:
         kept = []
-        for line in path.read_text().splitlines() if path.exists() else []:
+        for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
             try:
                 row = json.loads(line)
             except ValueError:
                 continue  # the last line of a killed run
-            if row["step"] <= step:
+            if isinstance(row, dict) and row.get("step", step + 1) <= step:
                 kept.append(line)
                 self._before = max(self._before, row.get("seconds", 0.0))
                 self.latest.update(row)
@@ -160,6 +160,17 @@ class Progress:
 
 def _two(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+class Keeper(TrainerCallback):  # type: ignore[misc]
+    """Writes buffered token records before a checkpoint is saved, so that a killed run misses none up to it."""
+
+    def __init__(self, flush: Callable[[], object]) -> None:
+        self.flush = flush
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if control.should_save:
+            self.flush()
 
 
 class Interruption(TrainerCallback):  # type: ignore[misc]

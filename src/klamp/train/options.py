@@ -69,13 +69,15 @@ def configure(options: Options, task_defaults: Mapping[str, Any]) -> Any:
         )
     except UserError:
         raise
-    except (ValueError, TypeError) as error:
-        raise UserError(str(error)) from error
+    except Exception as error:  # every library below has its own kinds
+        raise UserError(str(error).strip() or type(error).__name__) from error
     if rest:
         name = rest[0].lstrip("-").partition("=")[0].replace("-", "_")
         raise UserError(f"there is no option {rest[0]!r}; {did_you_mean(name, known)}")
-    if config.max_steps == 0:
-        raise UserError("max_steps=0 trains nothing; give at least 1, or leave it out for num_train_epochs")
+    if config.max_steps == 0 or config.max_steps < -1:
+        raise UserError(
+            f"max_steps={config.max_steps} trains nothing; give at least 1, or leave it out for num_train_epochs"
+        )
     config.model_init_kwargs = {"use_safetensors": True} | dict(config.model_init_kwargs or {})
     if rundir.is_main() and str(config.resolved_spec) != str(parse(config.spec)):
         print(f"spec: {config.resolved_spec}", file=sys.stderr)

@@ -76,8 +76,7 @@ def train(options: Options) -> dict[str, Any]:
     if rundir.is_main():
         rundir.check_writable(options.out)
     parse(options.spec or "grpo")  # before the slow imports
-    asked = problem(options)
-    return _run(options, asked, None)
+    return _run(options, _problem(options), None)
 
 
 def resume(directory: Path) -> dict[str, Any]:
@@ -88,7 +87,14 @@ def resume(directory: Path) -> dict[str, Any]:
     checkpoint = rundir.latest_checkpoint(directory)
     names = {item.name for item in dataclasses.fields(Options)}
     options = Options(**{name: value for name, value in data["options"].items() if name in names})
-    return _run(options, problem(options), checkpoint, data)
+    return _run(options, _problem(options), checkpoint, data)
+
+
+def _problem(options: Options) -> Problem:
+    try:
+        return problem(options)
+    except OSError as error:
+        raise UserError(f"the dataset cannot be read: {_reason(error)}") from error
 
 
 def _run(
@@ -119,10 +125,24 @@ def _run(
     job = Job(options, asked, config, tokenizer, rows, heldout, directory, manifest, checkpoint)
     try:
         return job.run()
-    except BaseException:
-        if checkpoint is None and not job.steps_done and rundir.is_main():
+    except BaseException as error:
+        begun = job.steps_done > job.first_step
+        if checkpoint is None and not begun and rundir.is_main():
             rundir.discard(directory, made)
-        raise
+        if begun or isinstance(error, UserError) or not isinstance(error, Exception) or os.environ.get("KLAMP_DEBUG"):
+            raise
+        # Before the first step it is what was asked for that does not work; KLAMP_DEBUG=1 shows where.
+        where = (
+            "training cannot start"
+            if checkpoint is None
+            else f"{checkpoint} cannot be resumed (remove it for the one before)"
+        )
+        raise UserError(f"{where}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _as_chat(rows: list[Row]) -> list[Row]:
@@ -167,15 +187,16 @@ class Job:
         self.rows, self.heldout = rows, heldout
         self.directory, self.manifest, self.checkpoint = directory, manifest, checkpoint
         self.trainer: Any = None
+        self.first_step = 0 if checkpoint is None else int(checkpoint.name.rpartition("-")[2])
 
     @property
     def steps_done(self) -> int:
-        return 0 if self.trainer is None else int(self.trainer.state.global_step)
+        return self.first_step if self.trainer is None else int(self.trainer.state.global_step)
 
     def run(self) -> dict[str, Any]:
-        from klamp.train.callbacks import Interruption, Journal, Observer
+        from klamp.train.callbacks import Interruption, Journal, Keeper, Observer
 
-        resumed_at = None if self.checkpoint is None else int(self.checkpoint.name.rpartition("-")[2])
+        resumed_at = None if self.checkpoint is None else self.first_step
         self.trainer = self._trainer()
         main = self.trainer.accelerator.is_main_process
         if main:
@@ -186,6 +207,8 @@ class Job:
         with Interruption() as interruption:
             self.trainer.add_callback(observer)
             self.trainer.add_callback(interruption)
+            if self.trainer.recorder is not None:
+                self.trainer.add_callback(Keeper(self.writer.flush))
             if self.checkpoint is None:
                 self.manifest["results"]["before"] = observer.measure(0)
                 if main:
@@ -193,10 +216,10 @@ class Job:
             self._train()
         interrupted = interruption.asked and self.steps_done < self.trainer.state.max_steps
         if not interrupted:
-            after = observer.measure(self.steps_done) | removed_shares(journal.metrics)
+            after = observer.measure(self.steps_done)
             self.trainer.save_model(str(self.directory / "model"))
             if main:
-                rundir.finish(self.directory, self.manifest, after)
+                rundir.finish(self.directory, self.manifest, after | removed_shares(journal.metrics))
         if main:
             from klamp.report import write_report
 
@@ -230,23 +253,17 @@ class Job:
         record = None
         if self.options.record_tokens > 0.0:
             self.writer = RecordWriter(self.directory / "tokens", self.options.record_tokens, self.options.seed)
-            if self.checkpoint is not None:
-                self.writer.rewind(int(self.checkpoint.name.rpartition("-")[2]))
+            if self.checkpoint is not None and rundir.is_main():
+                self.writer.rewind(self.first_step)
             record = recorder(self.writer)
-        try:
-            trainer = KlampTrainer(
-                model=str(model_path(self.asked.model, self.config.trust_remote_code)),
-                reward_funcs=self.asked.reward,
-                args=self.config,
-                train_dataset=Dataset.from_list(self.rows),
-                processing_class=self.tokenizer,
-                recorder=record,
-            )
-        except UserError:
-            raise
-        except Exception as error:  # weights that cannot be read, options that need a package, options TRL refuses
-            reason = str(error).strip().splitlines()
-            raise UserError(f"the trainer cannot be built: {reason[0] if reason else type(error).__name__}") from error
+        trainer = KlampTrainer(
+            model=str(model_path(self.asked.model, self.config.trust_remote_code)),
+            reward_funcs=self.asked.reward,
+            args=self.config,
+            train_dataset=Dataset.from_list(self.rows),
+            processing_class=self.tokenizer,
+            recorder=record,
+        )
         trainer.remove_callback(PrinterCallback)
         trainer.create_model_card = lambda *args, **kwargs: None  # TRL's card speaks of models on the hub
         return trainer
@@ -283,7 +300,7 @@ class Job:
 
     def _warn_of_silence(self, metrics: Path) -> None:
         """Say so if no group of the run ever gave a signal: all rewards equal, or none."""
-        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        rows = [json.loads(line) for line in (metrics.read_text().splitlines() if metrics.exists() else [])]
         tied = [row["train/tied_groups_share"] for row in rows if row.get("train/tied_groups_share") is not None]
         if tied and min(tied) == 1.0:
             print(
@@ -314,7 +331,7 @@ class Job:
 def removed_shares(metrics: Path) -> dict[str, float | None]:
     """Share of tokens whose gradient was removed over the whole run, by side: counts of every line, divided once."""
     tokens, removed = 0.0, {"low": 0.0, "high": 0.0}
-    for line in metrics.read_text().splitlines():
+    for line in metrics.read_text().splitlines() if metrics.exists() else []:
         row = json.loads(line)
         count = row.get("batch/tokens_count")
         if count and row.get("guard/removed_low_share") is not None:

@@ -60,6 +60,13 @@ def _name(out: str | None, spec: Spec, seed: int) -> Path:
 def check_writable(out: str | None) -> None:
     """Fail before any work if a run could not be written."""
     target = Path(out) if out is not None else Path("runs")
+    try:
+        _check_target(target, out)
+    except OSError as error:
+        raise UserError(f"cannot write to {target}: {error.strerror}; give another --out") from error
+
+
+def _check_target(target: Path, out: str | None) -> None:
     if target.exists() and not target.is_dir():
         raise UserError(f"{target} is a file; give --out a directory that does not exist yet")
     if out is not None and target.is_dir() and any(target.iterdir()):
@@ -146,17 +153,27 @@ def load(directory: Path) -> dict[str, Any]:
         data: dict[str, Any] = json.loads(path.read_text())
     except ValueError as error:
         raise UserError(f"{path} cannot be read: {error}") from error
-    if data.get("schema") != SCHEMA:
+    needed = ("schema", "options", "finished", "results")
+    if not isinstance(data, dict) or any(name not in data for name in needed):
+        raise UserError(f"{path} is not a manifest of klamp train: it lacks some of {', '.join(needed)}")
+    if data["schema"] != SCHEMA:
         raise UserError(f"{path} has schema {data.get('schema')!r}; this klamp {__version__} reads {SCHEMA}")
     return data
 
 
 def latest_checkpoint(directory: Path) -> Path:
     """The last complete checkpoint: the file that klamp writes last is there."""
-    found = [path for path in directory.glob("checkpoint-*") if (path / "klamp_state.json").exists()]
+    found = [path for path in directory.glob("checkpoint-*") if _complete(path / "klamp_state.json")]
     if not found:
         raise UserError(f"{directory} has no complete checkpoint to resume from; start again without --resume")
     return max(found, key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def _complete(state: Path) -> bool:
+    try:
+        return isinstance(json.loads(state.read_text()), dict)
+    except (OSError, ValueError):
+        return False
 
 
 def _version(package: str) -> str | None:

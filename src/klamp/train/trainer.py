@@ -227,7 +227,9 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
             torch.save(buffer, folder / f"{_BUFFER}_{self.accelerator.process_index}.pt")
         if self.args.should_save:
             state = {"step": self._step, "rollouts": self._rollouts, "objective": self.objective_state}
-            (folder / _STATE).write_text(json.dumps(state))
+            temporary = folder / f".{_STATE}"
+            temporary.write_text(json.dumps(state))
+            os.replace(temporary, folder / _STATE)  # last and at once: its presence says that the checkpoint is whole
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
