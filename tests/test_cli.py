@@ -141,6 +141,9 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["train", "--record-tokens", "2"], "between 0 and 1"),
     (["train", "--eval-size", "0"], "at least 1"),
     (["train", "--resume", "{}"], "is not a run"),
+    (["train", "--output_dir", "x"], "say --out DIR"),
+    (["train", "--save_only_model", "true"], "cannot be resumed"),
+    (["train", "--dataset", "{}/d.jsonl", "--reward", "exact", "--num_generations", "2"], "one rollout takes"),
     (["train", "--resume", "{}/x", "--seed", "1"], "leave out seed"),
     (["train", "--seed", "x"], "invalid int value"),
     (["fly"], "invalid choice"),
@@ -372,3 +375,28 @@ def test_a_broken_checkpoint_is_said(
     assert code == 2
     assert f"{last} cannot be resumed" in err
     assert last.is_dir()
+
+
+def test_what_a_resumed_run_must_have_kept(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A missing checkpoint file, other data, and a second process are refused, each by its name."""
+    from klamp.train.rundir import locked
+
+    out, data = tmp_path / "run", tmp_path / "d.jsonl"
+    data.write_text((place / "d.jsonl").read_text())
+    base = ["--dataset", str(data), "--model", str(place / "tiny"), "--reward", f"{place}/r.py:late", *TINY]
+    run(capsys, "train", *base, "--max_steps", "40", "--save_steps", "1", "--out", str(out))
+
+    with locked(out):
+        code, _, err = run(capsys, "train", "--resume", str(out))
+        assert (code, "another process is training" in err) == (2, True)
+
+    scheduler = out / "checkpoint-4" / "scheduler.pt"
+    kept = scheduler.read_bytes()
+    scheduler.unlink()
+    code, _, err = run(capsys, "train", "--resume", str(out))
+    assert (code, "scheduler.pt is missing" in err) == (2, True)
+    scheduler.write_bytes(kept)
+
+    data.write_text(data.read_text().replace("+1?", "+2?"))
+    code, _, err = run(capsys, "train", "--resume", str(out))
+    assert (code, "changed since" in err) == (2, True)

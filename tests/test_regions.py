@@ -39,7 +39,7 @@ def counted(name: str) -> tuple[klamp.Measure, list[float]]:
         calls.append(float(np.asarray(x)))
         return measure.phi(x)
 
-    return klamp.Measure(phi, measure.curvature, measure.name, power=measure.power), calls
+    return klamp.Measure(phi, measure.curvature, measure.name, power=measure.power, equation=measure.equation), calls
 
 
 def check_bound(name: str, radius: float, x: float) -> None:
@@ -341,7 +341,7 @@ def test_a_region_of_a_users_measure() -> None:
     x = math.sqrt((-0.5 + math.sqrt(0.25 + 0.08)) / 2.0)
     assert (quartic.log_low, quartic.log_high) == pytest.approx((-x, x), rel=1e-13)
     measure, calls = counted("custom_parts:quartic")
-    assert klamp.region(klamp.Measure(measure.phi, name="k2"), 1e250).log_high == pytest.approx(
+    assert klamp.region(klamp.Measure(measure.phi, name="own"), 1e250).log_high == pytest.approx(
         1e62 * 10**0.5, rel=1e-12
     )
     assert len(calls) <= STEPS

@@ -231,7 +231,9 @@ def test_law_7_catches_regions_that_shrink_or_do_not_open() -> None:
 
 
 def test_law_8_catches_a_measure_whose_region_is_no_interval() -> None:
-    found = broken(klamp.preset("trust_region", Measure(bounded), 0.5), 8)
+    with pytest.raises(klamp.UserError, match="does not grow away"):  # refused where a region is asked for
+        klamp.region(Measure(bounded), 0.5)
+    found = broken(Spec((Guard(Region(Measure(bounded), 0.5, 0.5)),), (Factor(),)), 8)
     assert "disagree at log w" in found.what
 
 

@@ -42,6 +42,8 @@ def group_advantages(
     check_choice("scale", scale, SCALES)
     if rewards.ndim != 1 or rewards.shape != group.shape:
         raise UserError(f"rewards and group must be [B]; got {list(rewards.shape)} and {list(group.shape)}")
+    if not rewards.is_floating_point() or bool(torch.isinf(rewards).any()):
+        raise UserError("rewards must be floating-point and not infinite; NaN means unscored")
     scored = ~torch.isnan(rewards)
     value = torch.where(scored, rewards, 0.0).double()
     identity, index = torch.unique(group, return_inverse=True)

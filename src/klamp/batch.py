@@ -63,6 +63,8 @@ class Batch:
         self.missing_rows: Int[Tensor, ""] | None = None
         self.missing_tokens: Int[Tensor, ""] | None = None
         self._check_fields()
+        if missing not in ("row", "token", "raise"):
+            raise UserError(f"missing={missing!r} is unknown; choose 'row', 'token' or 'raise'")
         if advantages.ndim == 1:
             self.advantages = advantages.unsqueeze(1)
         if logp_rollout is not None:
@@ -173,12 +175,10 @@ class Batch:
         elif missing == "token":
             self.missing_tokens = gone.sum()
             self.mask = self.mask & ~gone
-        elif missing == "row":
+        else:
             broken = self.sequence_sum(gone) > 0
             self.missing_rows = self._count_sequences(broken)
             self.mask = self.mask & ~broken
-        else:
-            raise UserError(f"missing={missing!r} is unknown; choose 'row', 'token' or 'raise'")
 
     def _check_values(self) -> None:
         counted: list[Tensor] = []

@@ -113,7 +113,7 @@ class Factor:
     reduce: str = "mean"
 
     def __post_init__(self) -> None:
-        if not hasattr(self.transform, "evaluate"):
+        if not hasattr(self.transform, "evaluate") or not hasattr(self.transform, "integrated"):
             known = ", ".join(f"{name}()" for name in TRANSFORMS)
             raise UserError(f"transform={self.transform!r} is not one; choose {known}, or a transform of your own")
         for name, choices in (("ratio", RATIOS), ("scope", SCOPES), ("reduce", REDUCES)):

@@ -54,6 +54,9 @@ class Gate:
     def __reduce__(self) -> tuple[Any, ...]:
         return (gate, (self.name,))
 
+    def __deepcopy__(self, memo: Any) -> Gate:
+        return self  # a value
+
 
 def _outward(log_ratio: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
     """The step would move the ratio further from 1: by signs, never by a product that could underflow."""
@@ -86,7 +89,7 @@ def gate(name: str | Gate | Predicate) -> Gate:
         return name
     if callable(name):
         return Gate(name)
-    if name in GATES:
+    if isinstance(name, str) and name in GATES:
         return GATES[name]
     if ":" in str(name):
         found = import_path(name, "gate")
@@ -121,6 +124,7 @@ class Guard:
     cut_value: str = "bound"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "gate", gate(self.gate))
         for name, choices in (("ratio", RATIOS), ("scope", SCOPES), ("reduce", REDUCES), ("action", ACTIONS),
                               ("cut_value", CUT_VALUES)):  # fmt: skip
             check_choice(name, getattr(self, name), choices)

@@ -205,11 +205,13 @@ def _expression(text: str) -> ast.expr:
 
 
 def _terms(node: ast.expr) -> Iterable[ast.expr]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        yield from _terms(node.left)
-        yield from _terms(node.right)
-    else:
-        yield node
+    waiting = [node]  # not by recursion: a sum may have thousands of terms
+    while waiting:
+        last = waiting.pop()
+        if isinstance(last, ast.BinOp) and isinstance(last.op, ast.Add):
+            waiting += [last.right, last.left]
+        else:
+            yield last
 
 
 def _term(node: ast.expr, text: str) -> Spec | Part:

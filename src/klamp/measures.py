@@ -205,6 +205,9 @@ class Measure:
     def __reduce__(self) -> tuple[Any, ...]:
         return (measure, (self.name,))
 
+    def __deepcopy__(self, memo: Any) -> Measure:
+        return self  # a value
+
     def raw(self, log_ratio: Array) -> Array:
         """phi(x) as written in textbooks; shape and precision of ``log_ratio``, half precisions in float32."""
         return _evaluate(self.phi, log_ratio)
@@ -345,7 +348,7 @@ def import_path(path: str, what: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
         raise UserError(f"{what} {path!r} cannot be imported: {error}; give it as 'package.module:name'") from error
     return found
 

@@ -167,19 +167,25 @@ def _interval(ratio_low: float | None, ratio_high: float | None) -> Region:
 
 def _checked(found: Measure) -> Measure:
     """Refuse a user's function that is not a divergence: phi(0) = 0, and growth away from 0."""
+    if found.name in MEASURES and not found.equation:
+        raise UserError(
+            f"the name {found.name!r} belongs to a measure of the catalogue; leave name= out, or give another"
+        )
     if found.name in MEASURES or found.power is not None or found.name.startswith("renyi("):
         return found
+    steps = (1e-3, 0.1, 1.0, 3.0, 10.0, 100.0, _MAX)
     try:
-        values = [float(found.divergence(x)) for x in (0.0, -1e-3, -0.1, -1.0, 1e-3, 0.1, 1.0, -_MAX, _MAX)]
+        values = [float(found.divergence(x)) for x in (0.0, *(-step for step in steps), *steps)]
     except Exception as error:  # whatever a user's function raises
         raise UserError(
             f"measure {found} cannot be evaluated on arrays of log-ratios of any size ({type(error).__name__}: {error}); "
             "write it with NumPy's functions, or torch's"
         ) from error
-    zero, low, high = values[0], values[1:4], values[4:7]
+    zero, low, high = values[0], values[1 : 1 + len(steps)], values[1 + len(steps) :]
     if not abs(zero) <= 1e-12:
         raise UserError(f"measure {found} is {zero!r} at w = 1; a divergence is 0 there")
-    if not (0.0 < low[0] < low[1] < low[2] and 0.0 < high[0] < high[1] < high[2]):
+    grows = [0.0 < side[0] < side[1] < side[2] and side[2:] == sorted(side[2:]) for side in (low, high)]
+    if not all(grows) or any(math.isnan(value) for value in values):
         raise UserError(f"measure {found} does not grow away from w = 1, so no radius gives an interval")
     return found
 
@@ -332,13 +338,15 @@ def calibrate(
     found, target = measure(measure_), region(ratio_low=ratio_low, ratio_high=ratio_high)
     if not (0.0 < target.low < 1.0 < target.high < math.inf):
         raise UserError(f"calibration needs a two-sided clip, 0 < low < 1 < high; got [{ratio_low!r}, {ratio_high!r}]")
+    if isinstance(sigma, bool) or not isinstance(sigma, (int, float)) or not 0.0 < sigma < 10.0:
+        raise UserError(f"sigma={sigma!r} must be a standard deviation of log w above 0 and below 10")
     upper, lower = float(found.divergence(target.log_high)), float(found.divergence(target.log_low))
     ends = {"upper": upper, "lower": lower, "inscribed": min(upper, lower), "circumscribed": max(upper, lower)}
+    if not (upper > 0.0 and lower > 0.0):
+        raise UserError(f"{found} is signed: it bounds one side only and matches no two-sided clip")
     if rule in ends:
         return ends[rule]
     if rule == "lognormal_mass":
-        if not sigma > 0.0:
-            raise UserError(f"sigma={sigma!r} is not a standard deviation above 0")
         size: Callable[[Region], float] = lambda r: _lognormal_mass(r, sigma)  # noqa: E731
     elif rule in _SIZES:
         size = _SIZES[rule]

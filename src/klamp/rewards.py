@@ -249,7 +249,7 @@ class Guarded:
             result = self._function(prompts=prompts, completions=completions, **columns)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             row, cause = _first_failure(self._function, prompts, completions, columns)
             where = f"row {row + 1} {_at(prompts[row])}" if cause else "the whole batch, though on no row alone"
             cause = cause or error
@@ -268,7 +268,7 @@ def _at(prompt: Any) -> str:
 
 def _first_failure(
     function: Callable[..., Any], prompts: Sequence[Any], completions: Sequence[Any], columns: dict[str, Any]
-) -> tuple[int, Exception | None]:
+) -> tuple[int, BaseException | None]:
     """The first row that raises when called alone, and what it raises; -1 and None if none does."""
     for row in range(len(prompts)):
         own = {
@@ -278,7 +278,7 @@ def _first_failure(
         own |= {name: lambda *_: None for name in ("log_extra", "log_metric") if name in own}  # not logged twice
         try:
             function(prompts=prompts[row : row + 1], completions=completions[row : row + 1], **own)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return row, error
     return -1, None
 
@@ -347,7 +347,7 @@ def _load_module(name: str) -> ModuleType:
 def _importing(name: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"importing {name} for a reward raised {type(error).__name__}: {error}") from error
 
 

@@ -51,6 +51,8 @@ class Spec:
             raise UserError("two adaptive penalties would steer by the same divergence; keep one")
 
     def __add__(self, other: Spec | Part) -> Spec:
+        if isinstance(other, str):
+            raise UserError(f"a spec is composed with a spec or a part: write klamp.parse({other!r})")
         if not isinstance(other, Spec):
             other = of_part(other)
         mine, theirs = self.aggregate, other.aggregate

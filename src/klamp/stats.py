@@ -64,6 +64,11 @@ def collect(aggregate: Aggregate, batch: Batch) -> Stats:
     if aggregate.kind == "prompt_mean":
         group = _groups(batch)
         size = int(group.max()) + 1 if group.numel() else 0
+        if size > 10_000_000:
+            raise UserError(
+                f"group ids count up from 0 within a step; got {size - 1}: renumber them, torch.unique does"
+            )
+        group = group.long()
         group_tokens = torch.zeros(size, dtype=torch.int64, device=group.device)
         group_tokens.index_add_(0, group, batch.mask.sum(dim=1))
     return Stats(torch.stack([tokens, filled, every]), group_tokens)

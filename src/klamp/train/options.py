@@ -37,6 +37,9 @@ class Options:
     config: dict[str, Any] = field(default_factory=dict)
 
 
+_OURS = {"output_dir": "--out DIR", "resume_from_checkpoint": "--resume RUN"}
+
+
 def configure(options: Options, task_defaults: Mapping[str, Any]) -> Any:
     """KlampConfig from the task's defaults, the configuration file and the command line, the later winning."""
     import torch
@@ -60,6 +63,8 @@ def configure(options: Options, task_defaults: Mapping[str, Any]) -> Any:
         defaults |= source
     spec = options.spec or DEFAULT_SPEC
     for name, value in {**options.config, **_named(options.trl)}.items():
+        if name in _OURS:
+            raise UserError(f"{name} belongs to klamp train: say {_OURS[name]}")
         refuse(name, value, spec)  # said explicitly, even where it is TRL's default
     defaults |= {"spec": spec, "correction": options.correction}
     parser.set_defaults(**defaults)
@@ -74,6 +79,12 @@ def configure(options: Options, task_defaults: Mapping[str, Any]) -> Any:
     if rest:
         name = rest[0].lstrip("-").partition("=")[0].replace("-", "_")
         raise UserError(f"there is no option {rest[0]!r}; {did_you_mean(name, known)}")
+    if config.save_only_model:
+        raise UserError(
+            "save_only_model leaves checkpoints that cannot be resumed; model/ holds the final model anyway"
+        )
+    if config.model_init_kwargs and dict(config.model_init_kwargs).get("use_safetensors") is False:
+        raise UserError("use_safetensors=False would read pickled weights; convert them to safetensors")
     if config.max_steps == 0 or config.max_steps < -1:
         raise UserError(
             f"max_steps={config.max_steps} trains nothing; give at least 1, or leave it out for num_train_epochs"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
 import os
@@ -76,6 +77,10 @@ def train(options: Options) -> dict[str, Any]:
     if rundir.is_main():
         rundir.check_writable(options.out)
     parse(options.spec or "grpo")  # before the slow imports
+    for name in ("dataset", "data_dir", "model"):  # a run can be resumed from anywhere
+        value = getattr(options, name)
+        if value is not None and Path(value).exists():
+            setattr(options, name, str(Path(value).resolve()))
     return _run(options, _problem(options), None)
 
 
@@ -108,23 +113,39 @@ def _run(
     path = model_path(asked.model, config.trust_remote_code)
     tokenizer = load_tokenizer(path, config.trust_remote_code)
     rows, heldout = asked.train, asked.heldout
+    needed = config.generation_batch_size // config.num_generations
+    if len(rows) < needed:
+        raise UserError(
+            f"{asked.name} has {len(rows)} rows to train on, and one rollout takes {needed} prompts "
+            f"(generation batch of {config.generation_batch_size} / num_generations {config.num_generations}); give more "
+            "rows, or lower --per_device_train_batch_size or --steps_per_generation"
+        )
     if tokenizer.chat_template and not options.plain_prompts:
         rows, heldout = _as_chat(rows), _as_chat(heldout)
     spec = config.resolved_spec
     if checkpoint is None:
         directory, made = rundir.create(options.out, spec, options.seed)
         manifest = rundir.manifest(spec, asked.name, options.seed, rundir.command_line(), dataclasses.asdict(options))
-        manifest["settings"] = settings(config)
+        manifest |= {"settings": settings(config), "data": _fingerprint(asked), "processes": config.world_size}
     else:
         assert earlier is not None
         directory, manifest, made = checkpoint.parent, earlier, checkpoint.parent
+        if manifest.get("data") != _fingerprint(asked):
+            raise UserError(
+                f"the data of {asked.name} changed since {directory} started: a resumed run would be another one"
+            )
+        if manifest.get("processes") != config.world_size:
+            raise UserError(
+                f"{directory} ran on {manifest.get('processes')} processes, this is {config.world_size}: resume with as many"
+            )
     config.output_dir = str(directory)
     if rundir.is_main():
         many = f", {config.world_size} processes" if config.world_size > 1 else ""
         print(f"{directory}: {spec} on {asked.name}, model {asked.model}{many}", file=sys.stderr, flush=True)
     job = Job(options, asked, config, tokenizer, rows, heldout, directory, manifest, checkpoint)
     try:
-        return job.run()
+        with rundir.locked(directory):
+            return job.run()
     except BaseException as error:
         begun = job.steps_done > job.first_step
         if checkpoint is None and not begun and rundir.is_main():
@@ -138,6 +159,12 @@ def _run(
             else f"{checkpoint} cannot be resumed (remove it for the one before)"
         )
         raise UserError(f"{where}: {_reason(error)}") from error
+
+
+def _fingerprint(asked: Problem) -> str:
+    """A checksum of the rows, so that a resumed run is known to see the same data."""
+    text = json.dumps([asked.train, asked.heldout], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def _reason(error: Exception) -> str:

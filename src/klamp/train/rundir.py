@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -12,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,27 @@ def _make(path: Path) -> None:
         raise UserError(f"cannot create {path}: {error.strerror}; give another --out") from error
 
 
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the run: a second process that would train in the same directory is refused."""
+    if not is_main():
+        yield
+        return
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        yield
+        return
+    with (directory / ".lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(
+                f"another process is training in {directory}; wait for it, or give another --out"
+            ) from error
+        yield
+
+
 def manifest(spec: Spec, task: str, seed: int, command: list[str], options: dict[str, Any]) -> dict[str, Any]:
     """What a reader needs to know, and ``--resume`` to repeat: spec, versions, seed, command, options."""
     packages = ("torch", "transformers", "trl", "accelerate", "datasets", "numpy")
@@ -162,11 +185,17 @@ def load(directory: Path) -> dict[str, Any]:
 
 
 def latest_checkpoint(directory: Path) -> Path:
-    """The last complete checkpoint: the file that klamp writes last is there."""
-    found = [path for path in directory.glob("checkpoint-*") if _complete(path / "klamp_state.json")]
+    """The last complete checkpoint: the file that klamp writes last is there. Raises UserError if files are gone."""
+    folders = [path for path in directory.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
+    found = [path for path in folders if _complete(path / "klamp_state.json")]
     if not found:
         raise UserError(f"{directory} has no complete checkpoint to resume from; start again without --resume")
-    return max(found, key=lambda path: int(path.name.rpartition("-")[2]))
+    last = max(found, key=lambda path: int(path.name.rpartition("-")[2]))
+    listed = json.loads((last / "klamp_state.json").read_text()).get("files", [])
+    gone = [name for name in listed if not (last / name).exists()]
+    if gone:
+        raise UserError(f"{last} cannot be resumed: {', '.join(gone)} is missing; remove the folder for the one before")
+    return last
 
 
 def _complete(state: Path) -> bool:

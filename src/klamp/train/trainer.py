@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
@@ -218,7 +218,9 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
         return sampler
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        limit, self.args.save_total_limit = self.args.save_total_limit, None  # older ones go when this one is whole
         super()._save_checkpoint(model, trial)
+        self.args.save_total_limit = limit
         folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self._step % (self.args.steps_per_generation * self.num_iterations) and self._buffered_inputs:
             buffer = [
@@ -226,10 +228,12 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
             ]
             torch.save(buffer, folder / f"{_BUFFER}_{self.accelerator.process_index}.pt")
         if self.args.should_save:
-            state = {"step": self._step, "rollouts": self._rollouts, "objective": self.objective_state}
+            files = sorted(path.name for path in folder.iterdir() if path.is_file())
+            state = {"step": self._step, "rollouts": self._rollouts, "objective": self.objective_state, "files": files}
             temporary = folder / f".{_STATE}"
             temporary.write_text(json.dumps(state))
             os.replace(temporary, folder / _STATE)  # last and at once: its presence says that the checkpoint is whole
+            rotate_checkpoints(output_dir=str(folder.parent), save_total_limit=limit, use_mtime=True)
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -239,7 +243,7 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
         self._step, self._rollouts, self.objective_state = state["step"], state["rollouts"], state["objective"]
         buffer = Path(checkpoint) / f"{_BUFFER}_{self.accelerator.process_index}.pt"
         if buffer.exists():
-            self._buffered_inputs = torch.load(buffer, map_location=self.accelerator.device, weights_only=True)
+            self._buffered_inputs = torch.load(buffer, map_location=self.accelerator.device.type, weights_only=True)
 
 
 _MULTIMODAL = (
