@@ -53,7 +53,7 @@ def _add_train(verbs: Any) -> None:
     add("--prompt-field", metavar="NAME", help="column with the prompt (default: detected)")
     add("--answer-field", metavar="NAME", help="column with the answer (default: detected)")
     add("--split", help="split of a Hugging Face dataset (default: train)")
-    add("--data-dir", metavar="DIR", help="where to look for dataset files first")
+    add("--data-dir", metavar="DIR", help="folder inside the dataset (GSM8K on the hub: main)")
     add("--model", metavar="M", help="path or Hugging Face id (default: the embedded model)")
     add("--plain-prompts", action="store_true", default=None, help="do not wrap text prompts in the chat template")
     add("--out", metavar="DIR", help="run directory, new or empty (default: a fresh one under runs/)")

@@ -77,7 +77,7 @@ def train(options: Options) -> dict[str, Any]:
     if rundir.is_main():
         rundir.check_writable(options.out)
     parse(options.spec or "grpo")  # before the slow imports
-    for name in ("dataset", "data_dir", "model"):  # a run can be resumed from anywhere
+    for name in ("dataset", "model"):  # kept whole, so that the run can be resumed from another folder
         value = getattr(options, name)
         if value is not None and Path(value).exists():
             setattr(options, name, str(Path(value).resolve()))
