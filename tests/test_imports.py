@@ -12,23 +12,25 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "klamp"
 ROOMS = """
-errors version metrics measures regions guards factors penalties aggregates spec language presets
-batch stats tally advantages objective testing
+errors version metrics measures solver binary radii regions conditions gates guards transforms coupled factors
+penalties aggregates spec language presets explain export table
+scopes batch stats survey fold tally advantages objective testing diff
 records charts report
 worker answers rewards data tasks train
-explain cli __main__
+cli __main__
 """
 ORDER = ROOMS.split()
-LIGHT = ORDER[: ORDER.index("batch")]  # the first line: no torch
+LIGHT = ORDER[: ORDER.index("scopes")]  # the first lines: no torch
 
 # Names for annotations only (TYPE_CHECKING), or loaded inside a function: (room, imported room).
-ANNOTATIONS = {("guards", "batch"), ("penalties", "batch"), ("rewards", "tasks")}
+_OF_BATCHES = ("radii", "regions", "conditions", "gates", "guards", "coupled", "penalties", "scopes")
+ANNOTATIONS = {(room, "batch") for room in _OF_BATCHES} | {("rewards", "tasks")}
 INSIDE_A_FUNCTION = {("spec", "language"), ("rewards", "tasks")}
 
 # Third-party packages that may be imported while a room loads; elsewhere only inside a function.
 WALLS = {
-    "torch": {"batch", "stats", "tally", "advantages", "objective", "testing", "train"},
-    "jaxtyping": {"batch", "stats", "tally", "advantages", "objective", "testing", "train"},
+    "torch": {"scopes", "batch", "stats", "survey", "fold", "tally", "advantages", "objective", "testing", "diff", "train"},
+    "jaxtyping": {"batch", "stats", "tally", "advantages", "objective", "testing", "diff", "train"},
     "trl": {"train"}, "transformers": {"train"}, "accelerate": {"train"}, "datasets": {"train", "data"},
     "pyarrow": set(), "math_verify": set(), "reasoning_gym": set(), "scipy": set(), "mpmath": set(),
 }  # fmt: skip

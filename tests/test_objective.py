@@ -29,7 +29,7 @@ METHODS = {
     "k3_reverse": "trust_region('k3_reverse', 0.02, aggregate={})",
     "js": "trust_region('js', 0.02, aggregate={})",
     "hellinger2": "trust_region('hellinger2', 0.02, aggregate={})",
-    "cispo_two_sided": "cispo(low=0.8, high=1.28, aggregate={})",
+    "cispo_two_sided": "cispo(epsilon_low=0.2, epsilon_high=0.28, aggregate={})",
     "gspo": "gspo_token(epsilon_low=0.0003, epsilon_high=0.0004, aggregate={})",
     "dual_clip": "dual_clip(c=3.0, epsilon=0.2, base=grpo(aggregate={}))",
     "mask_two_sided_k3": "guard(measure='k3', radius=0.02, gate='always', cut_value='zero') + factor() + {}",

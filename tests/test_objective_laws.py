@@ -120,7 +120,7 @@ STEP_AGGREGATES = [
     "sequence_sum(divisor=5)",
     "prompt_mean()",
 ]
-STEP_SPECS = ["atr_grpo(aggregate={})", "gspo(epsilon_low=0.05, epsilon_high=0.1, aggregate={})", "cispo(high=1.2, aggregate={})",
+STEP_SPECS = ["atr_grpo(aggregate={})", "gspo(epsilon_low=0.05, epsilon_high=0.1, aggregate={})", "cispo_absolute(high=1.2, aggregate={})",
               "dual_clip(c=1.5, base=grpo(aggregate={})) + sequence_mask(high=1.4) + kl_reference(beta=0.1)"]  # fmt: skip
 
 

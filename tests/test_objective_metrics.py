@@ -53,7 +53,7 @@ SIDES: dict[str, Side] = {
     "gspo(epsilon_low=0.05, epsilon_high=0.1)": _gspo_sides,
     "guard(measure='k3', radius=0.02, gate='always', cut_value='zero') + factor()": _mask_sides,
     "grpo() + sequence_mask(high=1.4)": _response_sides,
-    "cispo(high=1.2)": lambda w, a, row: (False, False, False, False),
+    "cispo_absolute(high=1.2)": lambda w, a, row: (False, False, False, False),
     "dapo() + factor(cap(high=1.1), ratio='old/rollout')": _clip_sides(0.8, 1.28),
 }
 
@@ -83,7 +83,7 @@ def test_metrics_by_hand(spec: str, seed: int) -> None:
         ratios.append(x)
         gone = flags[2] or flags[3] or (a == 0 and _gone_at_zero(spec, row))
         u = math.exp((fields["logp_old"] - fields["logp_rollout"])[i, j].item())
-        weight = {"gspo": row["s"], "cispo": min(w, 1.2)}.get(spec.split("(")[0], w)
+        weight = {"gspo": row["s"], "cispo_absolute": min(w, 1.2)}.get(spec.split("(")[0], w)
         weight *= row["v"] if "sequence_mask" in spec else min(u, 1.1) if "cap" in spec else 1.0
         reweighted += abs(weight / w - 1.0) > 1e-6 and not gone
     shown = out.metrics.show()

@@ -21,8 +21,12 @@ from klamp.language import PARTS, PRESETS
 from klamp.measures import MEASURES
 from klamp.penalties import EntropyBonus, FPenalty, KLReference
 
-NAMES = ["atr_grpo", "cispo", "dapo", "dr_grpo", "dual_clip", "grpo", "gspo", "gspo_token", "power_clip", "ppo_kl_penalty",
-         "reinforce", "sapo", "sequence_mask", "trust_region"]  # fmt: skip
+NAMES = sorted(
+    """atr_grpo bnpo cispo cispo_absolute clip_cov dapo decoupled_ppo divergence_gate dppo_kl dppo_tv dr_grpo dro dual_clip
+    fipo geometric_mask gmpo gpg grpo gspo gspo_token icepop ipo kl_cov luspo m2po mis opsm power_clip ppo ppo_kl_adaptive
+    ppo_kl_penalty ppo_lowprob_relaxed real rec reinforce rollback rollout_is rs_k1 rs_k2 rs_k3 sapo segment sequence_mask
+    tis tis_loss topr trust_region two_sided vaco vespo""".split()
+)
 
 
 def survive(spec: klamp.Spec) -> None:
@@ -44,7 +48,7 @@ def test_the_presets() -> None:
     for name, found in PRESETS.items():
         assert found.name == name
         assert len(found.equation) > 10
-        assert re.search(r"(19|20)\d\d|TRL", found.citation), name
+        assert re.search(r"(19|20)\d\d|TRL|ROLL|verl|SkyRL|prime-rl|ms-swift|open-instruct|arXiv", found.citation), name
         assert found.summary.endswith(".")
 
 
@@ -62,7 +66,7 @@ def test_what_presets_are_made_of() -> None:
     (guard,), (factor,) = grpo.guards, grpo.factors
     assert (guard.region.low, guard.region.high) == (0.7, 1.3)
     assert (guard.ratio, guard.scope, str(guard.gate), guard.cut_value) == ("new/old", "token", "outward", "bound")
-    assert factor.of == ("new/old", "token", "mean")
+    assert factor.of == ("new/old", "token", "mean", 1.0)
     assert grpo.mean == klamp.Aggregate("sequence_mean")
     dapo = klamp.preset("dapo").guards[0].region
     assert (dapo.low, dapo.high) == (0.8, 1.28)
@@ -148,7 +152,7 @@ def test_specs_are_frozen_hashable_sets_of_parts() -> None:
 
 
 def test_numbers_have_one_value_however_written() -> None:
-    pairs = [("atr_grpo(delta=1)", "atr_grpo(delta=1.0)"), ("cispo(high=5)", "cispo(high=5.0)"),
+    pairs = [("atr_grpo(delta=1)", "atr_grpo(delta=1.0)"), ("cispo_absolute(high=5)", "cispo_absolute(high=5.0)"),
              ("factor(cap(high=5)) + factor(cap(high=5.0), ratio='old/rollout')",
               "factor(cap(high=5.0)) + factor(cap(high=5), ratio='old/rollout')"),
              ("guard(measure='power(2)', radius=1)", "guard(measure='power(2.0)', radius=1.0)"),
@@ -318,7 +322,7 @@ REFUSED = {
     "power_clip(a=inf)": "power",
     "dual_clip(c=1.0)": "c=1.0 must exceed 1",
     "dual_clip(base=3)": "3",
-    "cispo(high=0.28)": "bounds are absolute: for 1 \\+ 0.28 write 1.28",
+    "cispo_absolute(high=0.28)": "bounds are absolute: for 1 \\+ 0.28 write 1.28",
     "sapo(tau_pos=0)": "temperatures must be finite and above 0",
     "dr_grpo(divisor=0)": "divisor=0 must be a finite number above 0",
     "sequence_mask(high=0.5)": "does not contain w = 1",
@@ -326,7 +330,7 @@ REFUSED = {
     "ppo_kl_penalty(target=-1)": "target=-1 must be",
     "guard(measure='k3')": "needs a radius",
     "guard(radius=0.1)": "a radius needs a measure",
-    "guard(ratio_high=1.2, action='drop')": "action='drop' is unknown",
+    "guard(ratio_high=1.2, action='dropp')": "action='dropp' is unknown",
     "guard(ratio_high=1.2, cut_value='bounds')": "did you mean 'bound'",
     "guard(ratio_high=1.2, gate='custom_parts:nothing')": "cannot be imported",
     "guard(ratio_high=1.2, gaet='always')": "guard has no argument 'gaet'; did you mean 'gate'",

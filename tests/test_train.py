@@ -24,7 +24,7 @@ PARITY: list[tuple[str, dict[str, Any]]] = [
     ("grpo()", {"loss_type": "grpo"}),
     ("dapo()", {"loss_type": "dapo", "epsilon_high": 0.28}),
     ("dr_grpo()", {"loss_type": "dr_grpo"}),
-    ("cispo(high=1.1)", {"loss_type": "cispo", "epsilon_high": 1.1}),
+    ("cispo_absolute(high=1.1)", {"loss_type": "cispo", "epsilon_high": 1.1}),
     (f"sapo(tau_neg={TAU})", {"loss_type": "sapo"}),
     ("gspo()", {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}),
     ("gspo(epsilon_low=0.1, epsilon_high=0.1)", {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.1}),
@@ -102,7 +102,7 @@ def test_an_empty_row_does_not_count_unless_asked(tiny: Path, tmp_path: Path) ->
 def test_trl_epsilon_high_is_cispos_absolute_cap(tiny: Path, tmp_path: Path) -> None:
     """TRL's default epsilon_high (0.2) would cap every weight at 0.2; a cap below 1 is refused here."""
     with pytest.raises(UserError, match="bounds are absolute"):
-        trainer(KlampTrainer, KlampConfig, tiny, tmp_path, spec="cispo(high=0.2)")
+        trainer(KlampTrainer, KlampConfig, tiny, tmp_path, spec="cispo_absolute(high=0.2)")
 
 
 # --- law 4, end to end ----------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_truncated_completions_leave_the_count(tiny: Path, tmp_path: Path) -> No
     batch, stats = seen[0]
     alive = int(batch.mask.any(dim=1).sum())
     assert alive < 16
-    assert stats.counts.tolist() == [int(batch.mask.sum()), alive, 16]
+    assert stats.counts.tolist() == [int(batch.mask.sum()), alive, 16, 1]
 
 
 # --- sampler and trainer --------------------------------------------------------------------------------------
@@ -279,13 +279,14 @@ def test_vllms_default_correction_is_translated_not_dropped() -> None:
     [
         ({"epsilon": 0.3}, r"grpo\(epsilon=0.3\)"),
         ({"epsilon_high": 0.28}, r"dapo\(epsilon_high=0.28\)"),
-        ({"loss_type": "cispo"}, r"cispo\(\)"),
-        ({"loss_type": "vespo"}, "no spec says this yet"),
+        ({"loss_type": "cispo"}, r"cispo_absolute\(\)"),
+        ({"loss_type": "vespo"}, r"vespo\(\)"),
+        ({"top_entropy_quantile": 0.2}, r"entropy_below\(quantile=0.8\)"),
         ({"delta": 4.0}, r"dual_clip\(c=4.0\)"),
         ({"importance_sampling_level": "sequence"}, r"gspo\(\)"),
         ({"beta": 0.04}, r"kl_reference\(beta=0.04\)"),
         ({"entropy_coef": 0.01}, r"entropy_bonus\(coefficient=0.01\)"),
-        ({"off_policy_mask_threshold": 0.5}, "no spec says this yet"),
+        ({"off_policy_mask_threshold": 0.5}, r"opsm\(delta=0.5\)"),
         ({"gradient_accumulation_steps": 4, "steps_per_generation": 2}, "steps_per_generation to a multiple"),
     ],
 )

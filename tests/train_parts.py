@@ -129,7 +129,7 @@ def loss_and_gradient(made: Any, inputs: dict[str, torch.Tensor]) -> tuple[torch
     made.current_gradient_accumulation_steps = made.args.gradient_accumulation_steps
     made.model.train()
     if hasattr(made, "objective"):
-        made._window_stats = made.objective.stats(made._batch(inputs))
+        made._window_stats = made.objective.stats(made._asked(inputs), made.objective_state)
     loss = made._compute_loss(made.model, inputs)
     loss.backward()
     assert new.grad is not None

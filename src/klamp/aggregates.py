@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from klamp.errors import UserError
-from klamp.guards import check_choice
+from klamp.errors import UserError, check_choice
 
-KINDS = ("token_mean", "sequence_mean", "sequence_sum", "prompt_mean")
+KINDS = (
+    "token_mean", "sequence_mean", "sequence_sum", "prompt_mean", "prompt_sum", "local_token_mean", "token_sum",
+)  # fmt: skip
+PROMPTS = ("prompt_mean", "prompt_sum")
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,9 @@ class Aggregate:
 
     token_mean: sum / tokens (DAPO). sequence_mean: mean over responses of the mean over tokens (GRPO).
     sequence_sum: mean over responses of the sum over tokens / ``divisor``, a constant (Dr. GRPO). prompt_mean: mean
-    over prompts of the mean over the prompt's tokens. ``rows``: whether responses without a token count
+    over prompts of the mean over the prompt's tokens. prompt_sum: mean over prompts of the sum over its responses of
+    their token means. local_token_mean: the mean over micro-batches of each one's token mean (BNPO): the gradient
+    depends on how a step is cut. token_sum: no mean at all (Tinker). ``rows``: whether responses without a token count
     (``all``, as TRL does) or not (``nonempty``).
     """
 

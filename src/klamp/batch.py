@@ -7,6 +7,7 @@ could overflow, so nothing stored in padding can reach a loss, a gradient or a m
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from functools import cached_property
 from typing import Literal
 
@@ -14,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from klamp import scopes
 from klamp.errors import UserError
 
 ROLES = ("new", "old", "rollout", "ref")
@@ -94,33 +96,57 @@ class Batch:
             raise UserError(f"the spec compares with the {role} policy: give logp_{role}= to Batch")
         return value
 
-    def log_ratio(self, ratio: str, scope: str = "token", reduce: str = "mean") -> Float[Tensor, "B *T"]:
+    def select(self, values: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        """Values as float64, detached, 0 at masked positions."""
+        return torch.where(self.mask, values.detach().double(), 0.0)
+
+    def log_ratio(
+        self, ratio: str, scope: str = "token", reduce: str = "mean", discount: float = 1.0
+    ) -> Float[Tensor, "B *T"]:
         """x = log(numerator / denominator), detached, at least float32, 0 at masked positions.
 
-        ``scope='sequence'``: the mean or the sum of x over the tokens of a response, [B, 1] ([B, T] if packed).
+        ``scope``: the mean or the sum of x over what ``klamp.scopes`` defines, broadcastable to [B, T]; a ``group`` is
+        taken over this batch alone.
         """
         numerator, _, denominator = ratio.partition("/")
         x = _wide(self.logp(numerator)) - _wide(self.logp(denominator))
-        x = torch.where(self.mask, x, 0.0)
-        if scope == "token":
-            return x
-        total = self.sequence_sum(x)
-        return total if reduce == "sum" else total / self.sequence_sum(self.mask).clamp(min=1)
+        return self.reduce(torch.where(self.mask, x, 0.0), scope, reduce, discount)
+
+    def reduce(self, values: Tensor, scope: str, how: str = "mean", discount: float = 1.0) -> Tensor:
+        """The mean, sum or max of values (0 where masked) over the scope of each token; see ``klamp.scopes``."""
+        return scopes.reduce(self, values, scope, how, discount)
 
     def sequence_sum(self, values: Tensor) -> Tensor:
         """Sums over each response, broadcastable to [B, T]: [B, 1], or [B, T] where rows are packed."""
-        if not self.packed:
-            return values.sum(dim=1, keepdim=True)
-        slots, index = self._packing
-        value = values.to(torch.int64) if values.dtype == torch.bool else values
-        totals = torch.zeros(slots, dtype=value.dtype, device=value.device)
-        return totals.index_add(0, index.reshape(-1), value.reshape(-1))[index]
+        return scopes.totals(self, values, "sequence")
 
     @cached_property
-    def _packing(self) -> tuple[int, Tensor]:
-        assert self.row is not None
+    def responses(self) -> tuple[int, Int[Tensor, "B T"]]:
+        """The number of responses, and which one each position belongs to."""
+        if not self.packed:
+            rows = torch.arange(self.shape[0], device=self.mask.device)
+            return self.shape[0], rows.unsqueeze(1).expand(self.shape)
         identity, index = torch.unique(self.row, return_inverse=True)
         return identity.numel(), index
+
+    @property
+    def first(self) -> Bool[Tensor, "B T"]:
+        """The first unmasked token of each response."""
+        return self.mask & (scopes.positions(self) == 0)
+
+    def restricted(self, mask: Bool[Tensor, "B T"]) -> Batch:
+        """The same batch with fewer unmasked tokens."""
+        other = copy(self)
+        other.mask = mask
+        return other
+
+    def lottery(self, seed: int, step: int) -> Float[Tensor, "B T"]:
+        """A number in [0, 1) per token, a hash of (seed, step, row, position): the same on any rank and in any order."""
+        assert self.row is not None
+        row = self.row if self.row.ndim == 2 else self.row.unsqueeze(1)
+        value = _mix(torch.full_like(row, seed & 0x7FFFFFFF) * 0x10001 + step)
+        value = _mix(_mix(value + row) + scopes.positions(self))
+        return (value >> 11 & 0x1FFFFFFFFFFFFF).double() / 2.0**53
 
     def sequence_count(self) -> tuple[Int[Tensor, ""], Int[Tensor, ""]]:
         """The numbers of responses with an unmasked token, and of all; a packed one without a token is not seen."""
@@ -131,7 +157,7 @@ class Batch:
         """The number of responses with a true flag."""
         if not self.packed:
             return flags.any(dim=1).sum()
-        slots, index = self._packing
+        slots, index = self.responses
         flagged = torch.zeros(slots, dtype=torch.int64, device=flags.device)
         return (flagged.index_add(0, index.reshape(-1), flags.expand(self.shape).reshape(-1).to(torch.int64)) > 0).sum()
 
@@ -195,6 +221,20 @@ class Batch:
                 counted.append(bad.sum())
         if counted:
             self.nonfinite = torch.stack(counted).sum()
+
+
+def segments(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """Turn numbers from the mask: each run of unmasked tokens is a turn (tool output between them is masked)."""
+    starts = mask & ~torch.nn.functional.pad(mask[:, :-1], (1, 0))
+    return starts.cumsum(dim=1)
+
+
+def _mix(value: Tensor) -> Tensor:
+    """A bijection of int64 that scatters neighbours (the finaliser of splitmix64, modulo 2^64)."""
+    value = value + -7046029254386353131
+    value = (value ^ (value >> 30 & 0x3FFFFFFFF)) * -4658895280553007687
+    value = (value ^ (value >> 27 & 0x1FFFFFFFFF)) * -7723592293110705685
+    return value ^ (value >> 31 & 0x1FFFFFFFF)
 
 
 def _wide(logp: Tensor) -> Tensor:

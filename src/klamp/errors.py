@@ -18,3 +18,8 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     if len(known) > 40:
         return f"{guess}near it: {', '.join(near)}" if near else f"there are {len(known)} choices, none of them near"
     return f"{guess}known: {', '.join(known)}"
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"{name}={value!r} is unknown; {did_you_mean(str(value), choices)}")

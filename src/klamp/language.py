@@ -13,18 +13,20 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from klamp.aggregates import KINDS, Aggregate
+from klamp.conditions import condition
 from klamp.errors import UserError, did_you_mean
 from klamp.factors import TRANSFORMS, Factor
-from klamp.guards import Guard, gate
+from klamp.gates import SELECTIONS, gate
+from klamp.guards import Guard
 from klamp.measures import FAMILIES, measure
 from klamp.penalties import Penalty
-from klamp.regions import region
+from klamp.radii import RADII, Moving
 from klamp.spec import NAMES, PENALTIES, Part, Spec, of_part, value_text
 
 
 def guard(**arguments: Any) -> Guard:
-    """A guard from the arguments of ``region`` and of ``Guard``."""
-    names = ("measure", "radius", "radius_low", "radius_high", "ratio_low", "ratio_high")
+    """A guard from the arguments of ``condition`` and of ``Guard``."""
+    names = ("measure", "radius", "radius_low", "radius_high", "ratio_low", "ratio_high", "budget", "over", "region")
     own = [item.name for item in fields(Guard) if item.name != "region"]
     for key in arguments:
         if key not in names and key not in own:
@@ -32,7 +34,7 @@ def guard(**arguments: Any) -> Guard:
     where = {name: arguments.pop(name) for name in names if name in arguments}
     if "gate" in arguments:
         arguments["gate"] = gate(arguments["gate"])
-    return Guard(region(**where), **arguments)
+    return Guard(condition(**where), **arguments)
 
 
 def _aggregate(kind: str) -> Callable[..., Aggregate]:
@@ -48,7 +50,7 @@ PARTS: dict[str, Callable[..., Part]] = {
     **PENALTIES,
     **{kind: _aggregate(kind) for kind in KINDS},
 }
-VALUES: dict[str, Callable[..., Any]] = {**TRANSFORMS, **FAMILIES, "measure": measure}
+VALUES: dict[str, Callable[..., Any]] = {**TRANSFORMS, **SELECTIONS, **RADII, **FAMILIES, "measure": measure}
 
 
 def register_part(name: str, kind: type) -> None:
@@ -175,8 +177,10 @@ def _bind(
     for key, value in bound.arguments.items():
         wanted = str(signature.parameters[key].annotation)
         numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if wanted.startswith("float") and not numeric and not (value is None and "None" in wanted):
-            raise UserError(f"{name}: {key}={value!r} is not a number")
+        numeric = numeric or (wanted.startswith("Radius") and isinstance(value, Moving))
+        if wanted.startswith(("float", "Radius")) and not numeric and not (value is None and "None" in wanted):
+            hint = "; a radius that moves belongs to a measure: atr_grpo(delta=...), trust_region('k3', ...)"
+            raise UserError(f"{name}: {key}={value!r} is not a number{hint if isinstance(value, Moving) else ''}")
     return bound
 
 
@@ -252,7 +256,7 @@ def _value(node: ast.expr, text: str) -> Any:
     if isinstance(node, ast.Name):
         if node.id in ("inf", "nan"):
             return float(node.id)
-        return TRANSFORMS[node.id]() if node.id in TRANSFORMS else node.id
+        return _build(node.id, VALUES[node.id], [], {}) if node.id in TRANSFORMS | SELECTIONS else node.id
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Name):
         value = _value(node.operand, text)
         if not isinstance(value, float):

@@ -15,12 +15,15 @@ from torch import Tensor
 
 from klamp.batch import Batch
 from klamp.errors import UserError
-from klamp.guards import Guard, Verdict
+from klamp.fold import Guarded, dropped, fold, weigh
+from klamp.guards import Guard
 from klamp.metrics import HISTOGRAM_BINS, HISTOGRAM_LIMIT
-from klamp.penalties import FPenalty
+from klamp.penalties import FPenalty, Penalty
 from klamp.presets import parse
+from klamp.radii import Adaptive
 from klamp.spec import Spec
 from klamp.stats import Stats, collect, weights
+from klamp.survey import Moment, guards_of, judge, sample, signal
 from klamp.tally import Tally
 
 State = dict[str, float]
@@ -41,18 +44,6 @@ class LossOutput:
     metrics: Tally
 
 
-@dataclass(frozen=True)
-class _Guarded:
-    """The guards folded: cuts by side, and the value of a token that only clips have cut."""
-
-    keep: Tensor
-    outside_low: Tensor
-    outside_high: Tensor
-    removed_low: Tensor
-    removed_high: Tensor
-    value: Tensor
-
-
 class Objective:
     """The loss of a spec, as a function of a batch, the counts of the whole step, and a state.
 
@@ -66,35 +57,64 @@ class Objective:
         if mean.kind == "sequence_sum" and mean.divisor is None:
             raise UserError(f"{self.spec} needs a constant divisor: for example aggregate=sequence_sum(divisor=1024)")
 
-    def stats(self, batch: Batch) -> Stats:
-        """The counts of one micro-batch; add them over the step (micro-batches, ranks, windows)."""
-        return collect(self.spec.mean, batch)
+    def stats(self, batch: Batch, state: State | None = None) -> Stats:
+        """What one micro-batch tells of the step; add it over the step (micro-batches, ranks, windows).
+
+        Where ``spec.reads_new`` it depends on ``logp_new``, so it takes a forward pass before the one with gradients.
+        """
+        self.spec.require(batch.offers, "this batch", self.spec.step_needs)
+        state = state or self.init()
+        samples = sample(self.spec, batch, state)
+        moment = Moment(Stats(torch.zeros(4), None, samples), state)  # dropping guards need no statistic
+        kept = self._kept(batch, moment)
+        return collect(self.spec.mean, batch, batch if kept is None else batch.restricted(kept), samples)
 
     def init(self) -> State:
-        """The state before the first step: the adaptive penalty's beta, if there is one."""
-        return {"beta": self._adaptive[0].beta} if self._adaptive else {}
+        """The state before the first step: the step's number, radii that adapt, an adaptive penalty's beta."""
+        state: State = {"beta": self._adaptive[0].beta} if self._adaptive else {}
+        if self.spec.counts_steps:
+            state["step"] = 0.0
+        return state | {key: radius.start for key, radius in self._radii.items()}
 
     def update(self, state: State, stats: Stats, metrics: Tally) -> State:
         """The state after an optimizer step, from the metrics of the whole step, added over its micro-batches.
 
         Raises UserError where the metrics are not those of as many tokens as ``stats`` counted.
         """
+        following = dict(state)
+        if self.spec.counts_steps:
+            following["step"] = state["step"] + 1.0
+        if not self._adaptive and not self._radii:
+            return following
+        measured, counted = int(metrics.sums["batch/tokens_count"]), int(stats.counts[0])
+        measured -= int(metrics.sums.get("guard/dropped_count", 0))
+        if measured != counted:
+            raise UserError(
+                f"the step has {counted} tokens, these metrics are of {measured}: add out.metrics over all micro-batches"
+            )
+        divergence = metrics.mean("policy/kl_old_new_mean")
+        if bool(metrics.sums["policy/overflow_count"]):
+            divergence = math.inf
+        removed = metrics.mean("guard/removed_active_share")
         for penalty in self._adaptive:
-            measured, counted = int(metrics.sums["batch/tokens_count"]), int(stats.counts[0])
-            if measured != counted:
-                raise UserError(
-                    f"the step has {counted} tokens, these metrics are of {measured}: add out.metrics over all micro-batches"
-                )
-            divergence = metrics.mean("policy/kl_old_new_mean")
-            if bool(metrics.sums["policy/overflow_count"]):
-                divergence = math.inf
             if divergence is not None:
-                return {"beta": penalty.adapt(state["beta"], divergence)}
-        return state
+                following["beta"] = penalty.adapt(state["beta"], divergence)
+        for key, radius in self._radii.items():
+            observed = divergence if radius.kl is not None else removed
+            if observed is not None:
+                following[key] = radius.adapt(state[key], observed)
+        return following
 
     @property
     def _adaptive(self) -> list[FPenalty]:
         return [p for p in self.spec.penalties if isinstance(p, FPenalty) and p.target is not None]
+
+    @property
+    def _radii(self) -> dict[str, Adaptive]:
+        """The radii that adapt, by their place in the state."""
+        sides = [(f"{key}.{side}", getattr(guard.region, f"radius_{side}", None)) for key, guard in guards_of(self.spec)
+                 for side in ("low", "high")]  # fmt: skip
+        return {key: radius for key, radius in sides if isinstance(radius, Adaptive)}
 
     def __call__(self, batch: Batch, stats: Stats | None = None, state: State | None = None) -> LossOutput:
         """The loss of ``batch`` within a step; ``stats=None`` means that this batch is the whole step.
@@ -102,110 +122,75 @@ class Objective:
         Raises UserError where the batch lacks what the spec needs, or a kept weight overflows (never clamped).
         """
         self.spec.require(batch.offers, "this batch")
-        stats = self.stats(batch) if stats is None else self._of_step(stats, batch)
-        x = batch.log_ratio("new/old")
-        mask, advantages = batch.mask, batch.advantages.to(x.dtype)
-        guarded = self._guard(batch, advantages, x)
-        weight, value = self._weigh(batch, advantages, x)
+        state = state or self.init()
+        stats = self.stats(batch, state) if stats is None else stats
+        moment = Moment(stats, state)
+        x, advantages = batch.log_ratio("new/old"), signal(batch)
+        mask, left = batch.mask, self._kept(batch, moment)
+        self._check_step(stats, mask if left is None else left)
+        weighed = weigh(self.spec, batch, advantages, x, moment)
+        guarded = fold(self.spec, batch, advantages, x, weighed, moment)
         live = mask & (advantages != 0)
         kept = mask & guarded.keep
-        g = torch.where(kept & live, advantages * weight, 0.0)
-        value = torch.where(guarded.keep, value, guarded.value)
+        weight = weighed.weight if guarded.pull is None else torch.where(guarded.keep, 1.0, guarded.pull) * weighed.weight
+        moving = kept if guarded.pull is None else mask & (guarded.keep | (guarded.pull != 0))
+        g = torch.where(moving & live, advantages * weight, 0.0)
+        value = torch.where(guarded.keep, weighed.value, guarded.value)
         policy = torch.where(live, -advantages * value, 0.0)
-        share = weights(self.spec.mean, batch, stats, x.dtype)
+        share = weights(self.spec.mean, batch if left is None else batch.restricted(left), stats, x.dtype)
+        if left is not None:
+            share = torch.where(left, share, 0.0)
         surrogate = -(g * share * torch.where(mask, batch.logp_new, 0.0)).sum()
         loss = (policy * share).sum() + (surrogate - surrogate.detach())
         penalty, slope = torch.zeros_like(policy), torch.zeros_like(policy)
         if self.spec.penalties:
-            extra, penalty, slope = self._penalise(batch, share, state or self.init())
+            extra, penalty, slope = self._penalise(batch, advantages, share, moment)
             loss = loss + extra
         self._check_overflow(loss, g, policy + penalty)
-        metrics = self._tally(batch, x, guarded, live, policy, penalty, weight)
+        metrics = self._tally(batch, x, guarded, live, policy, penalty, weighed.weight)
+        if left is not None:
+            metrics.sums["guard/dropped_count"] = (mask & ~left).sum()
         inside = mask & ~(guarded.outside_low | guarded.outside_high)
         return LossOutput(loss, policy + penalty, g, slope, inside, kept, metrics)
 
-    def _of_step(self, stats: Stats, batch: Batch) -> Stats:
+    def _kept(self, batch: Batch, moment: Moment) -> Tensor | None:
+        """The tokens that stay in the mean, where a guard drops some."""
+        gone = dropped(self.spec, batch, signal(batch), moment)
+        return None if gone is None else batch.mask & ~gone
+
+    def _check_step(self, stats: Stats, mask: Tensor) -> None:
         """The stats, checked (on the CPU, where it costs no wait) to count at least this batch."""
-        if stats.counts.device.type == "cpu" and int(batch.mask.sum()) > int(stats.counts[0]):
+        if stats.counts.device.type == "cpu" and int(mask.sum()) > int(stats.counts[0]):
             raise UserError(
-                f"this batch has {int(batch.mask.sum())} tokens, the stats of its step only {int(stats.counts[0])}: "
+                f"this batch has {int(mask.sum())} tokens, the stats of its step only {int(stats.counts[0])}: "
                 "add objective.stats(b) over every micro-batch of the step"
             )
-        return stats
 
-    # --- the fold -------------------------------------------------------------------------------------------
-
-    def _guard(self, batch: Batch, advantages: Tensor, x: Tensor) -> _Guarded:
-        nothing = torch.zeros((), dtype=torch.bool, device=x.device).expand_as(x)
-        low = high = cut_low = cut_high = nothing
-        value = torch.zeros((), dtype=x.dtype, device=x.device).expand_as(x)
-        masked = nothing
-        for index, guard in enumerate(self.spec.guards):
-            verdict = self._judge(batch, guard, advantages, x)
-            down, up = verdict.outside_low & verdict.applies, verdict.outside_high & verdict.applies
-            if guard.cut_value == "zero":
-                masked = masked | down | up
-            else:
-                value = self._bound(guard, advantages, down, up, value, cut_low | cut_high if index else None)
-            low, high = low | verdict.outside_low, high | verdict.outside_high
-            cut_low, cut_high = cut_low | (down & ~cut_high), cut_high | (up & ~cut_low)
-        rest = [factor for factor in self.spec.factors if not factor.integrated]
-        for factor in rest if self.spec.guards else []:
-            value = value * factor.transform.evaluate(batch.log_ratio(*factor.of), advantages)[0]
-        if any(guard.cut_value == "zero" for guard in self.spec.guards):
-            value = torch.where(masked, 0.0, value)  # last: a factor may overflow where the token is cut
-        low, high, cut_low, cut_high = (side.expand_as(x) & batch.mask for side in (low, high, cut_low, cut_high))
-        return _Guarded(~(cut_low | cut_high), low, high, cut_low, cut_high, value)
-
-    def _judge(self, batch: Batch, guard: Guard, advantages: Tensor, x: Tensor) -> Verdict:
-        token = guard.scope == "token" and guard.ratio == "new/old"
-        own = x if token else batch.log_ratio(guard.ratio, guard.scope, guard.reduce)
-        return guard.judge(own, advantages, batch)
-
-    def _bound(
-        self, guard: Guard, advantages: Tensor, down: Tensor, up: Tensor, value: Tensor, already: Tensor | None
-    ) -> Tensor:
-        """The nearest bound for the cut tokens; where clips overlap, the pessimistic one (smallest A * bound)."""
-        high = torch.full((), guard.region.high, dtype=value.dtype, device=value.device)
-        bound = torch.where(up, high, guard.region.low)
-        cut = down | up
-        if already is None:
-            return torch.where(cut, bound, value)
-        lower = torch.where(advantages > 0, torch.minimum(bound, value), torch.maximum(bound, value))
-        return torch.where(cut, torch.where(already, lower, bound), value)
-
-    def _weigh(self, batch: Batch, advantages: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(weight of g, value per unit of A), before any cut; overflow of cut tokens is selected away later."""
-        weight: Tensor = torch.ones((), dtype=x.dtype, device=x.device)
-        value = weight
-        carried = False
-        for factor in self.spec.factors:
-            own = x if factor.of == ("new/old", "token", "mean") else batch.log_ratio(*factor.of)
-            one, surrogate = factor.transform.evaluate(own, advantages)
-            weight = weight * one
-            value = value * (surrogate if factor.integrated else one)
-            carried = carried or factor.integrated
-        if not carried:
-            value = value * torch.where(batch.mask, batch.logp_new.detach(), 0.0)
-        return weight, value
-
-    def _penalise(self, batch: Batch, share: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
+    def _penalise(
+        self, batch: Batch, advantages: Tensor, share: Tensor, moment: Moment
+    ) -> tuple[Tensor, Tensor, Tensor]:
         total = torch.zeros((), dtype=share.dtype, device=share.device)
-        values, slopes = torch.zeros_like(batch.logp_new.detach(), dtype=share.dtype), None
+        values = torch.zeros(batch.shape, dtype=share.dtype, device=share.device)
         slopes = torch.zeros_like(values)
         logp = torch.where(batch.mask, batch.logp_new, 0.0)
-        for penalty in self.spec.penalties:
-            value, slope = penalty.evaluate(batch, state)
-            value = torch.where(batch.mask, value, 0.0)
+        for index, penalty in enumerate(self.spec.penalties):
+            where = self._where(f"penalty {index}", penalty, batch, advantages, moment)
+            value, slope = penalty.evaluate(batch, dict(moment.state))
+            value = torch.where(where, value, 0.0)
             values = values + value.detach()
             if slope is None:
                 total = total + (value * share).sum()
                 continue
-            slope = torch.where(batch.mask, slope, 0.0)
+            slope = torch.where(where, slope, 0.0)
             slopes = slopes + slope
             carrier = (slope * share * logp).sum()
             total = total + (value * share).sum() + (carrier - carrier.detach())
         return total, values, slopes
+
+    def _where(self, key: str, penalty: Penalty, batch: Batch, advantages: Tensor, moment: Moment) -> Tensor:
+        """The tokens that a penalty is on: all unmasked ones, or those that its guard cuts."""
+        guard: Guard | None = getattr(penalty, "on", None)
+        return batch.mask if guard is None else batch.mask & judge(key, guard, batch, advantages, moment).cuts
 
     def _check_overflow(self, loss: Tensor, g: Tensor, per_token: Tensor) -> None:
         if loss.device.type != "cpu" or bool(torch.isfinite(loss)):
@@ -225,7 +210,7 @@ class Objective:
     # --- metrics --------------------------------------------------------------------------------------------
 
     def _tally(
-        self, batch: Batch, x: Tensor, guarded: _Guarded, live: Tensor, policy: Tensor, penalty: Tensor, weight: Tensor
+        self, batch: Batch, x: Tensor, guarded: Guarded, live: Tensor, policy: Tensor, penalty: Tensor, weight: Tensor
     ) -> Tally:
         tokens = batch.mask.sum()
         active = live.sum()
@@ -248,7 +233,7 @@ class Objective:
             sums["batch/missing_tokens_count"] = batch.missing_tokens
         if batch.nonfinite is not None:
             sums["batch/nonfinite_count"] = batch.nonfinite
-        if not self.diagnostics and not self._adaptive:
+        if not self.diagnostics and not self._adaptive and not self._radii:
             return Tally(means, sums)
         wide = x.double()
         k3 = wide.expm1() - wide
@@ -264,7 +249,7 @@ class Objective:
             k3_ref = (-x_ref).expm1() + x_ref
             far = (k3_ref == math.inf).sum()
             means["policy/kl_new_ref_mean"] = (torch.where(k3_ref < math.inf, k3_ref, 0.0).sum(), tokens - far)
-        if any(factor.of != ("new/old", "token", "mean") or not factor.integrated for factor in self.spec.factors):
+        if any(not factor.plain or not factor.integrated for factor in self.spec.factors):
             differs = (weight - x.exp()).abs() > 1e-6 * x.exp()
             means["factor/reweighted_share"] = ((differs & batch.mask & guarded.keep).sum(), tokens)
         sums["policy/ratio_histogram"] = _histogram(x, batch.mask)

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from klamp.errors import UserError
-from klamp.guards import RATIOS, check_choice, ratio_needs
+from klamp.errors import UserError, check_choice
+from klamp.guards import RATIOS, Guard, ratio_needs
 from klamp.measures import MEASURES, Measure, measure
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from klamp.batch import Batch
 
-ESTIMATORS = ("k1", "k2", "k3")
+_ESTIMATES = {"k1": ("k1", -1.0), "k2": ("k2", 1.0), "k3": ("k3_flipped", 1.0), "abs": ("log_ratio", 1.0)}
+ESTIMATORS = tuple(_ESTIMATES)
 
 
 class Terms(NamedTuple):
@@ -47,13 +48,17 @@ class FPenalty:
     """beta f(w), f a normalised measure of the ratio; slope beta w f'(w). PPO's KL penalty is f = k3.
 
     With ``target`` beta is the start value of PPO's controller: after each step it doubles if the mean
-    k3(new/old) exceeded 1.5 target and halves if it fell below target / 1.5 (Schulman et al. 2017, section 4).
+    k3(new/old) exceeded 1.5 target and halves if it fell below target / 1.5 (Schulman et al. 2017, section 4); with
+    ``rate`` it ascends the dual instead, beta + rate (mean k3 - target), at least 0. ``on``: only on the tokens that
+    this guard cuts (KL-Cov; a guard on the same measure penalises the part outside alone).
     """
 
     measure: Measure = MEASURES["k3"]
     beta: float = 1.0
     ratio: str = "new/old"
     target: float | None = None
+    rate: float | None = None
+    on: Guard | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "measure", measure(self.measure))
@@ -61,10 +66,15 @@ class FPenalty:
         check_choice("ratio", self.ratio, tuple(ratio for ratio in RATIOS if ratio.startswith("new/")))
         if self.target is not None:
             object.__setattr__(self, "target", check_positive("target", self.target))
+        if self.rate is not None:
+            if self.target is None:
+                raise UserError("rate= steers beta to a target: give target= too, for example target=0.01")
+            object.__setattr__(self, "rate", check_positive("rate", self.rate))
+        check_on(self.on)
 
     @property
     def needs(self) -> frozenset[str]:
-        return ratio_needs(self.ratio)
+        return ratio_needs(self.ratio) | (frozenset() if self.on is None else self.on.needs)
 
     @property
     def traits(self) -> frozenset[str]:
@@ -78,6 +88,8 @@ class FPenalty:
     def adapt(self, beta: float, divergence: float) -> float:
         """The next beta, given the mean k3(new/old) of the step just done."""
         assert self.target is not None
+        if self.rate is not None:
+            return max(beta + self.rate * (divergence - self.target), 0.0)
         if divergence > 1.5 * self.target:
             return 2.0 * beta
         return 0.5 * beta if divergence < self.target / 1.5 else beta
@@ -87,32 +99,41 @@ class FPenalty:
 class KLReference:
     """beta times an estimator of KL(new||ref) from samples of the new policy, x = log(pi_new / pi_ref).
 
-    k1 = x, k2 = x^2 / 2, k3 = e^-x - 1 + x (k3 of ref/new, the usual GRPO penalty). ``weighted`` multiplies by the
-    ratio new/old with gradient, which makes value and gradient unbiased under samples of the old policy.
+    k1 = x, k2 = x^2 / 2, k3 = e^-x - 1 + x (k3 of ref/new, the usual GRPO penalty), abs = |x|. ``weighted`` multiplies
+    by the ratio new/old with gradient, which makes value and gradient unbiased under samples of the old policy.
+    ``gradient``: the estimator whose gradient is used, straight through the value: k2 gives the exact gradient of
+    KL(new||ref) under samples of the new policy. ``on``: only on the tokens that this guard cuts.
     """
 
     beta: float = 0.04
     estimator: str = "k3"
     weighted: bool = False
+    gradient: str | None = None
+    on: Guard | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "beta", check_positive("beta", self.beta))
         check_choice("estimator", self.estimator, ESTIMATORS)
         if not isinstance(self.weighted, bool):
             raise UserError(f"weighted={self.weighted!r} must be True or False")
+        if self.gradient is not None:
+            check_choice("gradient", self.gradient, ESTIMATORS)
+        check_on(self.on)
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"logp_ref"})
+        return frozenset({"logp_ref"}) | (frozenset() if self.on is None else self.on.needs)
 
     @property
     def traits(self) -> frozenset[str]:
-        return frozenset()
+        other = self.gradient is not None and self.gradient != self.estimator
+        return frozenset({"straight_through"} if other else ())
 
     def evaluate(self, batch: Batch, state: dict[str, float]) -> Terms:
         x = batch.log_ratio("new/ref")
-        found, sign = {"k1": ("k1", -1.0), "k2": ("k2", 1.0), "k3": ("k3_flipped", 1.0)}[self.estimator]
+        found, sign = _ESTIMATES[self.estimator]
         value = sign * self.beta * MEASURES[found].divergence(x)
+        found, sign = _ESTIMATES[self.gradient or self.estimator]
         slope = sign * self.beta * MEASURES[found].divergence_slope(x)
         if self.weighted:
             w = batch.log_ratio("new/old").exp()
@@ -141,6 +162,11 @@ class EntropyBonus:
         assert batch.entropy is not None
         entropy = batch.entropy.to(batch.log_ratio("new/old").dtype)
         return Terms(-self.coefficient * entropy, None)
+
+
+def check_on(guard: object) -> None:
+    if guard is not None and not isinstance(guard, Guard):
+        raise UserError(f"on={guard!r} must be a guard, whose cut tokens are penalised: on=guard(measure='k3', radius=0.02)")
 
 
 def check_positive(name: str, value: Any) -> float:

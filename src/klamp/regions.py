@@ -1,23 +1,29 @@
-"""Regions: which log-ratios a measure and a radius allow, as two numbers x_low <= x <= x_high.
+"""Intervals: which log-ratios a measure and a radius allow, as two numbers x_low <= x <= x_high.
 
 Every measure decreases to its minimum at x = 0 and increases after it, so {D <= radius} is an interval around
 w = 1. The bounds are solved once, in log space, when the region is built; a token costs two comparisons.
+Regions that need more than w are in ``klamp.conditions``.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamp.errors import UserError, did_you_mean
 from klamp.measures import MEASURES, Measure, Phi, measure, power
+from klamp.radii import Moving, Scaled, moved, number, per_token
+from klamp.solver import EPSILON, MAX, crossing, log_of
 
-_MAX = sys.float_info.max
-_EPSILON = sys.float_info.epsilon
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from klamp.batch import Batch
+
+Radius = float | Moving
 
 
 class Coordinates(NamedTuple):
@@ -32,12 +38,13 @@ class Region:
     """The log-ratios that a guard lets pass: a measure with a radius per side, or absolute ratio bounds.
 
     ``log_low``, ``log_high``: bounds of x = log w, -inf and inf where there is none; ``low``, ``high``: the same
-    as ratios (0 and inf where there is none). Radii are in units of the normalised measure.
+    as ratios (0 and inf where there is none). Radii are in units of the normalised measure. Of a radius that moves
+    (``klamp.radii``) the bounds are those before the first step; ``now(state, key)`` has those of a step.
     """
 
     measure: Measure | None = None
-    radius_low: float | None = None
-    radius_high: float | None = None
+    radius_low: Radius | None = None
+    radius_high: Radius | None = None
     ratio_low: float | None = None
     ratio_high: float | None = None
 
@@ -46,14 +53,14 @@ class Region:
         if self.measure is None:
             return -math.inf if not self.ratio_low else math.log(self.ratio_low)
         assert self.radius_low is not None
-        return -_bound(self.measure, -1.0, self.radius_low)
+        return -_bound(self.measure, -1.0, number(self.radius_low))
 
     @cached_property
     def log_high(self) -> float:
         if self.measure is None:
             return math.inf if self.ratio_high in (None, math.inf) else math.log(self.ratio_high or 1.0)
         assert self.radius_high is not None
-        return _bound(self.measure, 1.0, self.radius_high)
+        return _bound(self.measure, 1.0, number(self.radius_high))
 
     @property
     def low(self) -> float:
@@ -63,10 +70,10 @@ class Region:
     def high(self) -> float:
         if self.measure is None:
             return math.inf if self.ratio_high is None else self.ratio_high
-        return math.exp(self.log_high) if self.log_high < math.log(_MAX) else math.inf
+        return math.exp(self.log_high) if self.log_high < math.log(MAX) else math.inf
 
     @property
-    def radius(self) -> float | None:
+    def radius(self) -> Radius | None:
         """The radius, where both sides share one."""
         return self.radius_low if self.radius_low == self.radius_high else None
 
@@ -74,8 +81,9 @@ class Region:
     def coordinates(self) -> Coordinates | None:
         """(a, radius) of the power family with this region; None where a side has no bound or is {1}."""
         if self.measure is not None and self.measure.power is not None and self.radius is not None:
-            two_sided = math.isfinite(self.log_low) and math.isfinite(self.log_high) and self.radius > 0.0
-            return Coordinates(self.measure.power, self.radius) if two_sided else None
+            radius = float(number(self.radius))
+            two_sided = math.isfinite(self.log_low) and math.isfinite(self.log_high) and radius > 0.0
+            return Coordinates(self.measure.power, radius) if two_sided else None
         return coordinates(self.log_low, self.log_high)
 
     @property
@@ -94,6 +102,40 @@ class Region:
                     found.append(f"{self.measure} saturates on the {side} side: no radius reaches beyond w = {w:.6g}")
         return tuple(found)
 
+    @property
+    def needs(self) -> frozenset[str]:
+        radii = (self.radius_low, self.radius_high)
+        return frozenset().union(*(radius.needs for radius in radii if isinstance(radius, Scaled)))
+
+    @property
+    def moves(self) -> tuple[Moving, ...]:
+        """The radii that differ by step or token."""
+        return tuple(
+            dict.fromkeys(radius for radius in (self.radius_low, self.radius_high) if isinstance(radius, Moving))
+        )
+
+    def now(self, state: dict[str, float], key: str) -> Region:
+        """The region of a step, given the objective's state."""
+        if not self.moves:
+            return self
+        low, high = (moved(radius, state, f"{key}.{side}") for side, radius in
+                     (("low", self.radius_low), ("high", self.radius_high)))  # fmt: skip
+        return Region(self.measure, low, high)
+
+    def outside(self, log_ratio: Tensor, batch: Batch, denominator: str) -> tuple[Tensor, Tensor]:
+        """(below the region, above it) for log-ratios that broadcast to [B, T]."""
+        if any(isinstance(radius, Scaled) for radius in self.moves):
+            below, above = (per_token(radius, batch, denominator) for radius in (self.radius_low, self.radius_high))
+            distance = self.divergence(log_ratio, batch, denominator)
+            return (log_ratio < 0) & (distance > below), (log_ratio > 0) & (distance > above)
+        return log_ratio < self.log_low, log_ratio > self.log_high
+
+    def divergence(self, log_ratio: Tensor, batch: Batch, denominator: str) -> Tensor:
+        """D of each token, float64."""
+        assert self.measure is not None
+        found: Tensor = self.measure.divergence(log_ratio.double())
+        return found
+
     def arguments(self) -> dict[str, object]:
         """The keyword arguments of ``region`` that give this value back."""
         if self.measure is None:
@@ -106,17 +148,18 @@ class Region:
 
 def region(
     measure_: str | Measure | Phi | None = None,
-    radius: float | None = None,
+    radius: Radius | None = None,
     *,
     measure: str | Measure | Phi | None = None,
-    radius_low: float | None = None,
-    radius_high: float | None = None,
+    radius_low: Radius | None = None,
+    radius_high: Radius | None = None,
     ratio_low: float | None = None,
     ratio_high: float | None = None,
 ) -> Region:
     """The region {D(w) <= radius} of a measure, or the interval [ratio_low, ratio_high] of the ratio itself.
 
-    radius 0 is the region {1}; infinity is no bound. Raises UserError on a negative radius, NaN, an interval
+    radius 0 is the region {1}; infinity is no bound; ``linear(...)``, ``cosine(...)``, ``adaptive(...)`` and
+    ``scaled(...)`` of ``klamp.radii`` are radii that move. Raises UserError on a negative radius, NaN, an interval
     that is empty or does not contain w = 1, and on arguments of both kinds at once.
     """
     which = measure if measure_ is None else measure_
@@ -143,7 +186,9 @@ def _resolve(which: str | Measure | Phi) -> Measure:
     return measure(which)
 
 
-def _radius(name: str, value: float) -> float:
+def _radius(name: str, value: Any) -> Any:
+    if isinstance(value, Moving):
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0.0:
         raise UserError(f"{name}={value!r} is not a radius: give a number >= 0 (0.02 is about a ratio of 1 +- 0.2)")
     return float(value) + 0.0
@@ -173,7 +218,7 @@ def _checked(found: Measure) -> Measure:
         )
     if found.name in MEASURES or found.power is not None or found.name.startswith("renyi("):
         return found
-    steps = (1e-3, 0.1, 1.0, 3.0, 10.0, 100.0, _MAX)
+    steps = (1e-3, 0.1, 1.0, 3.0, 10.0, 100.0, MAX)
     try:
         values = [float(found.divergence(x)) for x in (0.0, *(-step for step in steps), *steps)]
     except Exception as error:  # whatever a user's function raises
@@ -190,74 +235,19 @@ def _checked(found: Measure) -> Measure:
     return found
 
 
-# --- the solver -----------------------------------------------------------------------------------------------
-
-
-def crossing(excess: Callable[[float], float], start: float) -> float:
-    """The x > 0 at which an increasing function changes sign, to about 2 ulp; inf if it never becomes positive.
-
-    A bracket grown by repeated squaring, geometric bisection to a factor of 4, then Chandrupatla's method
-    (1997): inverse quadratic interpolation where it is safe, bisection where it is not. At most about 60 calls.
-    """
-    low = high = min(max(start, sys.float_info.min), _MAX / 4.0)  # an infinite start could not be divided
-    f_low = f_high = excess(start)
-    factor = 2.0
-    while f_high < 0.0:
-        if high == _MAX:
-            return math.inf
-        low, f_low = high, f_high
-        high = min(high * factor, _MAX)
-        factor = min(factor * factor, 1e154)
-        f_high = excess(high)
-    while f_low > 0.0 and low > 0.0:
-        high, f_high = low, f_low
-        low, factor = low / factor, min(factor * factor, 1e154)
-        f_low = excess(low) if low > 0.0 else -math.inf
-    while high > 4.0 * low and high > sys.float_info.min:
-        middle = math.sqrt(max(low, sys.float_info.min)) * math.sqrt(high)
-        value = excess(middle)
-        if value > 0.0:
-            high, f_high = middle, value
-        else:
-            low, f_low = middle, value
-    return _chandrupatla(excess, low, f_low, high, f_high)
-
-
-def _chandrupatla(excess: Callable[[float], float], a: float, fa: float, b: float, fb: float) -> float:
-    x1, f1, x2, f2, t = b, fb, a, fa, 0.5
-    if f1 == 0.0 or f2 == 0.0:
-        return x1 if f1 == 0.0 else x2
-    for _ in range(70):
-        x = x1 + t * (x2 - x1)
-        f = excess(x)
-        if math.copysign(1.0, f) == math.copysign(1.0, f1):
-            x3, f3 = x1, f1
-        else:
-            x3, f3, x2, f2 = x2, f2, x1, f1
-        x1, f1 = x, f
-        best, f_best = (x1, f1) if abs(f1) < abs(f2) else (x2, f2)
-        t_least = 2.0 * _EPSILON * abs(best) / abs(x2 - x1)
-        if t_least > 0.5 or f_best == 0.0:
-            break
-        t = 0.5
-        if math.isfinite(f1) and math.isfinite(f2) and math.isfinite(f3):
-            xi, phi = (x1 - x2) / (x3 - x2), (f1 - f2) / (f3 - f2)
-            if phi * phi < xi and (1.0 - phi) ** 2 < 1.0 - xi:
-                t = f1 / (f2 - f1) * f3 / (f2 - f3) + (x3 - x1) / (x2 - x1) * f1 / (f3 - f1) * f2 / (f3 - f2)
-        t = min(1.0 - t_least, max(t_least, t))
-    return best
+# --- bounds ---------------------------------------------------------------------------------------------------
 
 
 def _bound(found: Measure, sign: float, radius: float) -> float:
     """|x| at which phi(sign |x|) = radius; inf where the measure never exceeds the radius on that side."""
     if radius in (0.0, math.inf):
         return radius
-    if float(found.divergence(sign * _MAX)) <= radius:
+    if float(found.divergence(sign * MAX)) <= radius:
         return math.inf
 
     def excess(x: float) -> float:
         value = float(found.divergence(sign * x))
-        return -math.inf if not value > 0.0 else _log(value / radius)
+        return -math.inf if not value > 0.0 else log_of(value / radius)
 
     scale = math.sqrt(2.0) * math.sqrt(radius)
     return crossing(excess, scale if scale < 1.0 else 1.0)
@@ -269,11 +259,7 @@ def saturation(found: Measure, sign: float) -> float | None:
         return None
     edge = crossing(lambda x: -1.0 if math.isfinite(float(found.divergence(sign * x))) else 1.0, 1.0)
     # Before a true asymptote the value stays small to the last double; before an overflow it is near the largest one.
-    return edge if float(found.divergence(sign * math.nextafter(edge, 0.0) * (1.0 - 4.0 * _EPSILON))) < 1e100 else None
-
-
-def _log(value: float) -> float:
-    return math.log(value) if 0.0 < value < math.inf else math.copysign(math.inf, value - 1.0)
+    return edge if float(found.divergence(sign * math.nextafter(edge, 0.0) * (1.0 - 4.0 * EPSILON))) < 1e100 else None
 
 
 # --- coordinates and calibration ------------------------------------------------------------------------------
@@ -287,7 +273,7 @@ def coordinates(log_low: float, log_high: float) -> Coordinates | None:
 
     def excess(a: float) -> float:
         up, down = float(power(a).divergence(log_high)), float(power(a).divergence(log_low))
-        return _log(up / down) if down > 0.0 else math.inf
+        return log_of(up / down) if down > 0.0 else math.inf
 
     if excess(0.0) == 0.0:
         return Coordinates(0.0, float(power(0.0).divergence(log_high)))
@@ -315,7 +301,7 @@ def _lognormal_mass(r: Region, sigma: float) -> float:
     """Probability inside for log w ~ N(-sigma^2/2, sigma^2), as an increasing function: -log(outside)."""
     scale = sigma * math.sqrt(2.0)
     outside = math.erfc((r.log_high + 0.5 * sigma**2) / scale) + math.erfc(-(r.log_low + 0.5 * sigma**2) / scale)
-    return _log(2.0 / outside) if outside > 0.0 else math.inf
+    return log_of(2.0 / outside) if outside > 0.0 else math.inf
 
 
 _SIZES: dict[str, Callable[[Region], float]] = {
@@ -353,4 +339,4 @@ def calibrate(
     else:
         raise UserError(f"unknown calibration rule {rule!r}; {did_you_mean(rule, CALIBRATION_RULES)}")
     goal = size(target)
-    return crossing(lambda radius: _log(size(region(found, radius)) / goal), 0.5 * (upper + lower))
+    return crossing(lambda radius: log_of(size(region(found, radius)) / goal), 0.5 * (upper + lower))

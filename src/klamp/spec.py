@@ -7,16 +7,18 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from klamp.aggregates import Aggregate
+from klamp.aggregates import PROMPTS, Aggregate
 from klamp.errors import UserError
 from klamp.factors import TRANSFORMS, Factor
-from klamp.guards import Gate, Guard
+from klamp.gates import SELECTIONS, Gate
+from klamp.guards import Guard
 from klamp.measures import Measure
 from klamp.penalties import EntropyBonus, FPenalty, KLReference, Penalty
+from klamp.radii import RADII, Cosine, Linear
 
 PENALTIES: dict[str, type] = {"f_penalty": FPenalty, "kl_reference": KLReference, "entropy_bonus": EntropyBonus}
 NAMES: dict[type, str] = {Guard: "guard", Factor: "factor"}
-NAMES |= {kind: name for name, kind in (PENALTIES | TRANSFORMS).items()}
+NAMES |= {kind: name for name, kind in (PENALTIES | TRANSFORMS | SELECTIONS | RADII).items()}
 Part = Guard | Factor | Penalty | Aggregate
 
 
@@ -39,7 +41,7 @@ class Spec:
             unique = dict.fromkeys(getattr(self, which))
             object.__setattr__(self, which, tuple(sorted(unique, key=part_text)))
         for factor in self.factors:
-            clash = [other for other in self.factors if other.of == factor.of and other != factor]
+            clash = [other for other in self.factors if other.of == factor.of and other != factor and _reads(other, factor)]
             if clash:
                 raise UserError(
                     f"two factors weigh by the same ratio: {part_text(factor)} and {part_text(clash[0])}; "
@@ -87,7 +89,7 @@ class Spec:
     @property
     def needs(self) -> frozenset[str]:
         """Optional fields of a batch that this spec reads: logp_rollout, logp_ref, entropy, group, ..."""
-        found: frozenset[str] = frozenset({"group"} if self.mean.kind == "prompt_mean" else ())
+        found: frozenset[str] = frozenset({"group"} if self.mean.kind in PROMPTS else ())
         return found.union(*(part.needs for part in self._active))
 
     @property
@@ -96,15 +98,48 @@ class Spec:
 
     @property
     def traits(self) -> frozenset[str]:
-        """Where a law of ``klamp.testing`` does not apply, and why: moves_unsampled, adaptive, counts_empty_rows."""
+        """Where a law of ``klamp.testing`` does not apply, and why, as the parts declare it."""
         found: frozenset[str] = frozenset({"counts_empty_rows"} if self.mean.rows == "all" else ())
-        for penalty in self.penalties:
-            found |= penalty.traits
-        return found
+        found |= frozenset({"local_mean"} if self.mean.kind == "local_token_mean" else ())
+        return found.union(*(part.traits for part in self._active))
 
-    def require(self, offers: frozenset[str], who: str) -> None:
-        """Raise UserError unless ``offers`` covers ``needs``; names what is missing and who lacks it."""
-        lacking = sorted(self.needs - offers)
+    @property
+    def reads_new(self) -> bool:
+        """Whether a statistic of the whole step depends on the new policy: one more forward pass."""
+        return any(getattr(part, "reads_new", False) for part in [*self._active, *self._selectors])
+
+    @property
+    def asks_step(self) -> bool:
+        """Whether a part needs a statistic of the whole step, or changes what is counted."""
+        return bool(self._asking)
+
+    @property
+    def step_needs(self) -> frozenset[str]:
+        """The optional fields that ``Objective.stats`` reads."""
+        found: frozenset[str] = frozenset({"group"} if self.mean.kind in PROMPTS else ())
+        return found.union(*(part.needs for part in self._asking))
+
+    @property
+    def _asking(self) -> list[Guard | Factor]:
+        guards = [g for g in [*self.guards, *self._selectors] if g.surveyed or g.action.startswith("drop")]
+        return [*guards, *(factor for factor in self.factors if factor.surveyed)]
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the spec changes with the number of the optimizer step: a schedule, or a lottery."""
+        guards = [*self.guards, *self._selectors]
+        moves = any(isinstance(radius, (Linear, Cosine)) for guard in guards for radius in guard.region.moves)
+        return moves or any(getattr(guard.gate, "counts_steps", False) for guard in guards)
+
+    @property
+    def _selectors(self) -> list[Guard]:
+        """The guards that select where a penalty acts."""
+        found = [getattr(penalty, "on", None) for penalty in self.penalties]
+        return [guard for guard in found if guard is not None]
+
+    def require(self, offers: frozenset[str], who: str, needs: frozenset[str] | None = None) -> None:
+        """Raise UserError unless ``offers`` covers ``needs`` (the spec's); names what is missing and who lacks it."""
+        lacking = sorted((self.needs if needs is None else needs) - offers)
         if lacking:
             users = [part_text(part) for part in self._active if set(lacking) & part.needs]
             which = f" ({', '.join(users)})" if users else ""
@@ -141,6 +176,11 @@ def of_part(part: Part) -> Spec:
     return Spec(penalties=(part,), name=part_text(part))
 
 
+def _reads(*factors: Factor) -> bool:
+    """Whether all factors read their ratio."""
+    return all(getattr(factor.transform, "reads_ratio", True) for factor in factors)
+
+
 # --- text -----------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +199,8 @@ def part_arguments(part: Any) -> dict[str, object]:
         value = getattr(part, item.name)
         if item.name not in ("region", "kind") and value != item.default:
             found[item.name] = value
+    if isinstance(part, Guard) and part.cut_value == part.usual_cut_value:
+        found.pop("cut_value")
     return found
 
 
@@ -172,6 +214,8 @@ def part_dict(part: Any) -> dict[str, Any]:
 
 
 def value_text(value: object) -> str:
+    if value is None:
+        return "None"
     if isinstance(value, (Measure, Gate)):
         return repr(str(value))
     if type(value) in NAMES or isinstance(value, Aggregate):

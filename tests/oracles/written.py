@@ -54,7 +54,7 @@ NAMED: list[Case] = [  # every method and kind of part once
     ("grpo(aggregate=prompt_mean())", CLIP, (), "prompt_mean"),
     ("dual_clip(c=1.5)", objective.dual_clip(0.8, 1.2, 1.5), (), "sequence_mean"),
     ("dual_clip(c=1.1, base=dapo())", objective.dual_clip(0.8, 1.28, 1.1), (), "token_mean"),
-    ("cispo(high=1.3, low=0.9)", objective.cispo(0.9, 1.3), (), "token_mean"),
+    ("cispo_absolute(high=1.3, low=0.9)", objective.cispo(0.9, 1.3), (), "token_mean"),
     ("cispo()", objective.cispo(0.0, 5.0), (), "token_mean"),
     ("sapo()", objective.sapo(1.0, 1.05), (), "sequence_mean"),
     ("sapo(tau_pos=3.0, tau_neg=0.5)", objective.sapo(3.0, 0.5), (), "sequence_mean"),

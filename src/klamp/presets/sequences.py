@@ -1,38 +1,68 @@
-"""Sequence-level methods: the ratio of a whole response."""
+"""Methods whose ratio is of a whole response, or of a turn."""
 
 from __future__ import annotations
 
+import math
+
 from klamp.aggregates import Aggregate
 from klamp.factors import Factor
-from klamp.guards import GATES, Guard
+from klamp.guards import Guard
 from klamp.language import register_preset
 from klamp.regions import region
 from klamp.spec import Spec
 
-_GSPO = "J = min(s A, clip(s, 1 - epsilon_low, 1 + epsilon_high) A), s = exp(mean_t log w_t); mean over responses"
+_GSPO = "J = min(s A, clip(s, 1 - epsilon_low, 1 + epsilon_high) A), s = exp(mean_t log w_t)"
 _SOURCE = "Zheng et al. 2025, Group Sequence Policy Optimization, arXiv 2507.18071"
 
 
-@register_preset(_GSPO, f"{_SOURCE}, eq. 5")
+def _geometric(low: float, high: float, scope: str, aggregate: Aggregate) -> Spec:
+    return Spec((Guard(region(ratio_low=low, ratio_high=high), scope=scope),), (Factor(scope=scope),), (), aggregate)
+
+
+@register_preset(
+    f"{_GSPO}; mean over responses", f"{_SOURCE}, eq. 5",
+    "per token g = s A; verl and SkyRL add 1e-8 to the length and clamp log s at 10",
+)  # fmt: skip
 def gspo(epsilon_low: float = 3e-4, epsilon_high: float = 4e-4) -> Spec:
     """The geometric mean of a response's ratios, clipped and weighed as one."""
-    where = region(ratio_low=1.0 - epsilon_low, ratio_high=1.0 + epsilon_high)
-    return Spec((Guard(where, scope="sequence"),), (Factor(scope="sequence"),), (), Aggregate("sequence_mean"))
+    return _geometric(1.0 - epsilon_low, 1.0 + epsilon_high, "sequence", Aggregate("sequence_mean"))
 
 
-@register_preset(_GSPO + ", A per token", f"{_SOURCE}, eq. 11", "the same value as gspo: g = s A_t covers both forms")
+@register_preset(
+    f"{_GSPO}; mean over responses, A per token", f"{_SOURCE}, eq. 11", "the same value as gspo: g = s A_t covers both forms"
+)  # fmt: skip
 def gspo_token(epsilon_low: float = 3e-4, epsilon_high: float = 4e-4) -> Spec:
     """GSPO's token form: advantages may differ within a response."""
     return gspo(epsilon_low, epsilon_high)
 
 
 @register_preset(
-    "J = v A where low <= v <= high, else 0, v = prod_t pi_old / pi_rollout of the response",
-    "TRL 1.16, GRPOConfig vllm_importance_sampling_mode='sequence_mask' (its default, cap 3.0)",
-    "a correction to compose with a method: it has no mean of its own",
+    f"{_GSPO}; sum over tokens, mean over responses: length x the response's loss",
+    "Liu et al. 2026, Length-Unbiased Sequence Policy Optimization, arXiv 2602.05261",
+    "the bounds are those of TRL's recipe; Liger sums over padding too where the loss is per token",
 )
-def sequence_mask(high: float = 3.0, low: float = 0.0) -> Spec:
-    """Drop responses whose sampler and trainer disagree, and weigh the others by their ratio."""
-    where = region(ratio_low=low, ratio_high=high)
-    guard = Guard(where, "old/rollout", "sequence", "sum", GATES["always"], cut_value="zero")
-    return Spec((guard,), (Factor(ratio="old/rollout", scope="sequence", reduce="sum"),))
+def luspo(epsilon_low: float = 2e-3, epsilon_high: float = 2.5e-3) -> Spec:
+    """GSPO without its length bias: every token of a response counts, however long it is."""
+    return _geometric(1.0 - epsilon_low, 1.0 + epsilon_high, "sequence", Aggregate("sequence_sum", 1.0))
+
+
+@register_preset(
+    "J = A R, R = exp(mean_t clamp(log w_t)), log w_t held at -+epsilon on the side that A pushes to; mean over responses",
+    "Zhao et al. 2025, Geometric-Mean Policy Optimization, arXiv 2507.20673, eq. 4",
+    "epsilon bounds log w, (e^-0.4, e^0.4); verl averages A over the response and takes a plain mean of each "
+    "micro-batch, which scales the gradient with their number",
+)
+def gmpo(epsilon: float = 0.4) -> Spec:
+    """The geometric mean of token ratios that are clipped one by one."""
+    where = region(ratio_low=math.exp(-epsilon), ratio_high=math.exp(epsilon))
+    return Spec((Guard(where),), (Factor(scope="sequence", clipped=True),), (), Aggregate("sequence_mean"))
+
+
+@register_preset(
+    "J = min(s A, clip(s, 1 - epsilon, 1 + epsilon) A), s = exp(mean of log w over the token's turn); mean over responses",
+    "ROLL, agentic training, ratio_type='segment'",
+    "a turn is a run of unmasked tokens between tool outputs, numbered by the batch's segment",
+)
+def segment(epsilon: float = 0.2) -> Spec:
+    """The geometric mean of the ratios of each turn, clipped and weighed as one."""
+    return _geometric(1.0 - epsilon, 1.0 + epsilon, "segment", Aggregate("sequence_mean"))

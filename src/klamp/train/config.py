@@ -17,11 +17,12 @@ from klamp.spec import Spec
 DEFAULT_SPEC = "atr_grpo(delta=0.02)"
 
 # TRL option -> the spec that says the same, given its value; None where no spec says it.
-_BY_LOSS = {"grpo": "grpo()", "dapo": "dapo()", "dr_grpo": "dr_grpo()", "cispo": "cispo()", "sapo": "sapo()"}
+_BY_LOSS = {"cispo": "cispo_absolute()", "luspo": "luspo()", "vespo": "vespo()"}
+_BY_LOSS |= {name: f"{name}()" for name in ("grpo", "bnpo", "dapo", "dr_grpo", "sapo")}
 _SAYS: dict[str, Callable[[Any], str | None]] = {
     "loss_type": lambda v: _BY_LOSS.get(v),
     "epsilon": lambda v: f"grpo(epsilon={v})",
-    "epsilon_high": lambda v: f"dapo(epsilon_high={v}) (for CISPO, whose cap is absolute: cispo(high={v}))",
+    "epsilon_high": lambda v: f"dapo(epsilon_high={v}) (for CISPO, whose cap is absolute: cispo_absolute(high={v}))",
     "delta": lambda v: f"dual_clip(c={v})",
     "importance_sampling_level": lambda v: "gspo()" if v == "sequence" else "grpo()",
     "sapo_temperature_pos": lambda v: f"sapo(tau_pos={v})",
@@ -29,15 +30,15 @@ _SAYS: dict[str, Callable[[Any], str | None]] = {
     "use_bias_correction_kl": lambda v: f"... + kl_reference(weighted={bool(v)})",
     "entropy_coef": lambda v: f"... + entropy_bonus(coefficient={v})",
     "use_adaptive_entropy": lambda v: "... + entropy_bonus() (a fixed coefficient)",
-    "top_entropy_quantile": lambda v: None,
-    "off_policy_mask_threshold": lambda v: None,
-    "vespo_k_pos": lambda v: None,
-    "vespo_lambda_pos": lambda v: None,
-    "vespo_k_neg": lambda v: None,
-    "vespo_lambda_neg": lambda v: None,
+    "top_entropy_quantile": lambda v: f"... + guard(region='nowhere', gate=entropy_below(quantile={1.0 - v!r}))",
+    "off_policy_mask_threshold": lambda v: f"... + opsm(delta={v})",
+    "vespo_k_pos": lambda v: f"vespo(k_pos={v})",
+    "vespo_lambda_pos": lambda v: f"vespo(lambda_pos={v})",
+    "vespo_k_neg": lambda v: f"vespo(k_neg={v})",
+    "vespo_lambda_neg": lambda v: f"vespo(lambda_neg={v})",
     "vllm_importance_sampling_correction": lambda v: "the spec alone, with correction=False (--no-correction)",
     "vllm_importance_sampling_mode": lambda v: (
-        "... + sequence_mask(), or factor(transform=cap(high=C), ratio='old/rollout')"
+        "... + sequence_mask(), tis(), or mis()"
     ),
     "vllm_importance_sampling_clip_max": lambda v: f"... + sequence_mask(high={v})",
     "vllm_importance_sampling_clip_min": lambda v: f"... + sequence_mask(low={v})",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from klamp.errors import UserError
+from klamp.regions import Region
 from klamp.spec import Spec
 from klamp.version import __version__
 
@@ -145,11 +146,11 @@ def manifest(spec: Spec, task: str, seed: int, command: list[str], options: dict
 
 
 def _region(spec: Spec) -> dict[str, Any] | None:
-    """The bounds that the report draws: those of the first guard on the policy's own ratio."""
-    guards = sorted(spec.guards, key=lambda guard: (guard.ratio != "new/old", guard.gate.name != "outward"))
-    if not guards:
+    """The bounds that the report draws: those of the first interval on the policy's own ratio."""
+    found = [(guard.region, guard.ratio, str(guard.gate)) for guard in spec.guards if isinstance(guard.region, Region)]
+    if not found:
         return None
-    region, ratio = guards[0].region, guards[0].ratio
+    region, ratio, _ = min(found, key=lambda item: (item[1] != "new/old", item[2] != "outward"))
     finite = [bound if math.isfinite(bound) else None for bound in (region.log_low, region.log_high)]
     return {"log_low": finite[0], "log_high": finite[1], "ratio": ratio}
 

@@ -20,7 +20,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from klamp.batch import Batch
+from klamp.batch import Batch, segments
 from klamp.objective import LossOutput, Objective
 from klamp.stats import Stats
 from klamp.tally import Tally
@@ -71,11 +71,12 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
     def can_act(self, config: KlampConfig) -> bool:
         """Whether some guard can ever cut: one on another ratio, or several steps per rollout."""
         guards = self.spec.guards
-        return not guards or config.updates_per_rollout > 1 or any(guard.ratio != "new/old" for guard in guards)
+        acts = any(guard.ratio != "new/old" or "selects" in guard.traits for guard in guards)
+        return not guards or config.updates_per_rollout > 1 or acts
 
     def _offers(self, config: KlampConfig) -> frozenset[str]:
         rollout = {"logp_rollout"} if self.use_vllm or self.rollout_func is not None else set()
-        return frozenset({"logp_ref", "entropy", "group", "row", "reward"} | rollout)
+        return frozenset({"logp_ref", "entropy", "group", "row", "segment", "reward"} | rollout)
 
     # --- what TRL scores: group ids and rewards travel along ------------------------------------------------
 
@@ -124,10 +125,19 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.model.training and self._step % window == 0:
             slices = self.args.steps_per_generation
             parts = [self._buffered_inputs[(self._step + i) % slices] for i in range(window)]
-            local = sum(self.objective.stats(self._batch(part)) for part in parts)
+            local = sum(self.objective.stats(self._asked(part), self.objective_state) for part in parts)
             assert isinstance(local, Stats)
-            self._window_stats = local.all_reduce(self._sum, self._max)
+            self._window_stats = local.all_reduce(self._sum, self._max, self.accelerator.gather)
         return inputs
+
+    def _asked(self, inputs: dict[str, Any]) -> Batch:
+        """The batch that the step's statistics are taken of: with one more forward pass where they need log-probs."""
+        old = inputs.get("old_per_token_logps")
+        if not self.spec.asks_step or not (self.spec.reads_new or old is None):
+            return self._batch(inputs)
+        with torch.no_grad():
+            logp, entropy, _ = self._forward(self.model, inputs)
+        return self._batch(inputs, logp, entropy)
 
     def _sum(self, value: Tensor) -> Tensor:
         reduced: Tensor = self.accelerator.reduce(value, reduction="sum")
@@ -156,27 +166,32 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
             entropy=entropy if bonus or entropy is None else entropy.detach(),
             group=inputs.get("group"),
             row=inputs.get("row"),
+            segment=segments(mask) if "segment" in self.spec.needs else None,
             reward=inputs.get("reward"),
             validate=logp is not None,
         )
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        mode = "train" if self.model.training else "eval"
-        input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        logp, entropy, aux_loss = self._get_per_token_logps_and_entropies(
+    def _forward(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Any]:
+        """(log-probs, entropies, auxiliary loss) of the completions under the model as it is."""
+        found: tuple[Tensor, Tensor, Any] = self._get_per_token_logps_and_entropies(
             model,
-            input_ids,
-            attention_mask,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
             inputs["completion_ids"].size(1),
             compute_entropy=True,
             compute_aux_loss=self.aux_loss_enabled,
             **{name: inputs.get(name) for name in _MULTIMODAL},
         )
+        return found
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        mode = "train" if self.model.training else "eval"
+        logp, entropy, aux_loss = self._forward(model, inputs)
         batch = self._batch(inputs, logp, entropy)
         stats = self._window_stats if mode == "train" else None
         if mode == "eval":  # no accumulation: the batch of all ranks is the whole
-            stats = self.objective.stats(batch).all_reduce(self._sum, self._max)
+            asked = self.objective.stats(batch, self.objective_state)
+            stats = asked.all_reduce(self._sum, self._max, self.accelerator.gather)
         out = self.objective(batch, stats, self.objective_state)
         if self.recorder is not None and mode == "train":
             self.recorder(self, inputs, batch, out)

@@ -1,0 +1,144 @@
+"""The fold: all guards of a spec as one verdict per token, all factors as one weight and one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from klamp.batch import Batch
+from klamp.factors import Factor
+from klamp.guards import Guard
+from klamp.spec import Spec
+from klamp.survey import Moment, judge, ratio_of, transform_of
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """The factors folded: the weight of g is carried' x rest, the value per unit of A carried x rest.
+
+    ``carried``: the surrogate of the one integrated factor, or log pi_new; ``rest``: the detached others.
+    """
+
+    weight: Tensor
+    carried: Tensor
+    rest: Tensor
+
+    @property
+    def value(self) -> Tensor:
+        return self.carried * self.rest
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """The guards folded, [B, T]: cuts by side, dropped tokens, and the value of a token that only clips have cut.
+
+    ``pull``: what g of a token that only rollbacks have cut is multiplied by; None where no guard rolls back.
+    """
+
+    keep: Tensor
+    outside_low: Tensor
+    outside_high: Tensor
+    removed_low: Tensor
+    removed_high: Tensor
+    value: Tensor
+    pull: Tensor | None
+
+
+def weigh(spec: Spec, batch: Batch, advantages: Tensor, x: Tensor, moment: Moment) -> Weighed:
+    """Every factor's weight and value, before any cut; what overflows where it is cut is selected away later."""
+    one = torch.ones((), dtype=x.dtype, device=x.device)
+    slope, rest, carried = one, one, None
+    for index, factor in enumerate(spec.factors):
+        key = f"factor {index}"
+        own = x if factor.plain else ratio_of(key, factor, batch, moment)
+        if factor.clipped:
+            own = clipped_ratio(spec, factor, batch, advantages, moment)
+        weight, surrogate = transform_of(key, factor, batch, moment).evaluate(own, advantages)
+        if factor.integrated:
+            slope, carried = weight, surrogate
+        else:
+            rest = rest * weight
+    if carried is None:
+        carried = torch.where(batch.mask, batch.logp_new.detach().to(x.dtype), 0.0)
+    return Weighed(slope * rest, carried, rest)
+
+
+def clipped_ratio(spec: Spec, factor: Factor, batch: Batch, advantages: Tensor, moment: Moment) -> Tensor:
+    """The factor's log-ratio over its scope, of token log-ratios held at the bounds of the guards that cut them."""
+    x = batch.log_ratio(factor.ratio)
+    for index, guard in enumerate(spec.guards):
+        if absorbed(guard, factor):
+            key = f"guard {index}"
+            verdict, region = judge(key, guard, batch, advantages, moment), guard.region.now(dict(moment.state), key)
+            x = torch.where(verdict.outside_low & verdict.applies, max(region.log_low, -1e300), x)  # type: ignore[union-attr]
+            x = torch.where(verdict.outside_high & verdict.applies, min(region.log_high, 1e300), x)  # type: ignore[union-attr]
+    return batch.reduce(torch.where(batch.mask, x, 0.0), factor.scope, factor.reduce, factor.discount)
+
+
+def absorbed(guard: Guard, factor: Factor) -> bool:
+    """Whether a clipped factor takes the guard's bounds into its own ratio."""
+    same = guard.ratio == factor.ratio and guard.scope == "token"
+    return factor.clipped and same and guard.cut_value == "bound"
+
+
+def dropped(spec: Spec, batch: Batch, advantages: Tensor, moment: Moment) -> Tensor | None:
+    """The tokens that guards take out of the mean's denominator, [B, T]; None where no guard drops."""
+    found = None
+    for index, guard in enumerate(spec.guards):
+        if guard.action.startswith("drop"):
+            cut = judge(f"guard {index}", guard, batch, advantages, moment).cuts.expand(batch.shape) & batch.mask
+            if guard.action == "drop_row":
+                cut = (batch.sequence_sum(cut) > 0) & batch.mask
+            found = cut if found is None else found | cut
+    return found
+
+
+def fold(spec: Spec, batch: Batch, advantages: Tensor, x: Tensor, weighed: Weighed, moment: Moment) -> Guarded:
+    """Every guard's verdict as one; a token belongs to the side on which the first guard cut it."""
+    nothing = torch.zeros((), dtype=torch.bool, device=x.device).expand_as(x)
+    low = high = cut_low = cut_high = masked = nothing
+    value = torch.zeros((), dtype=x.dtype, device=x.device).expand_as(x)
+    pull: Tensor | None = None
+    for index, guard in enumerate(spec.guards):
+        key = f"guard {index}"
+        verdict = judge(key, guard, batch, advantages, moment)
+        down, up = verdict.outside_low & verdict.applies, verdict.outside_high & verdict.applies
+        low, high = low | verdict.outside_low, high | verdict.outside_high
+        if guard.action == "drop_row":
+            row = batch.sequence_sum((down | up).expand(batch.shape) & batch.mask) > 0
+            up, down = up | (row & ~down & (x >= 0)), down | (row & ~up & (x < 0))
+        if guard.cut_value == "zero":
+            masked = masked | down | up
+        elif any(absorbed(guard, factor) for factor in spec.factors):
+            value = torch.where(down | up, weighed.carried, value)
+        else:
+            value = _bound(guard, key, advantages, (down, up), value, cut_low | cut_high if index else None, weighed, moment)
+        if guard.action == "rollback":
+            pull = torch.where(down | up, -guard.strength, 1.0 if pull is None else pull)
+        elif pull is not None or any(other.action == "rollback" for other in spec.guards):
+            pull = torch.where(down | up, 0.0, 1.0 if pull is None else pull)
+        cut_low, cut_high = cut_low | (down & ~cut_high), cut_high | (up & ~cut_low)
+    value = value * weighed.rest if spec.guards and spec.factors else value
+    if any(guard.cut_value == "zero" for guard in spec.guards):
+        value = torch.where(masked, 0.0, value)  # last: a factor may overflow where the token is cut
+    low, high, cut_low, cut_high = (side.expand_as(x) & batch.mask for side in (low, high, cut_low, cut_high))
+    return Guarded(~(cut_low | cut_high), low, high, cut_low, cut_high, value, pull)
+
+
+def _bound(guard: Guard, key: str, advantages: Tensor, cut: tuple[Tensor, Tensor], value: Tensor, already: Tensor | None,
+           weighed: Weighed, moment: Moment) -> Tensor:  # fmt: skip
+    """The nearest bound for the cut tokens; where clips overlap, the pessimistic one (smallest A * bound).
+
+    A rollback's value falls from the bound b: -strength w + (1 + strength) b.
+    """
+    down, up = cut
+    region = guard.region.now(dict(moment.state), key)
+    bound = torch.where(up, value.new_full((), region.high), region.low)  # type: ignore[union-attr]
+    if guard.action == "rollback":
+        bound = (1.0 + guard.strength) * bound - guard.strength * weighed.carried
+    if already is None:
+        return torch.where(down | up, bound, value)
+    lower = torch.where(advantages > 0, torch.minimum(bound, value), torch.maximum(bound, value))
+    return torch.where(down | up, torch.where(already, lower, bound), value)
