@@ -55,7 +55,7 @@ def test_the_objective_emits_what_is_documented() -> None:
     logp = -torch.rand(2, 3)
     rollout = logp.clone()
     rollout[0, 0] = torch.nan
-    for spec in ("grpo() + kl_reference()", "dapo() + sequence_mask()"):
+    for spec in ("grpo() + kl_reference()", "dapo() + sequence_mask()", "dapo() + rs_k3()"):
         batch = klamp.Batch(
             logp.clone().requires_grad_(), logp, torch.ones(2), mask, logp_ref=logp, entropy=-logp, logp_rollout=rollout
         )
@@ -74,6 +74,6 @@ def test_a_run_emits_what_is_documented(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(words) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     named = {name for line in lines for name in line} - {"step", "event", "seconds"}
-    only_elsewhere = {"batch/missing_rows_count", "batch/missing_tokens_count", "batch/nonfinite_count"}
+    only_elsewhere = {"batch/missing_rows_count", "batch/missing_tokens_count", "batch/nonfinite_count", "guard/dropped_count"}
     assert named == set(METRICS) - only_elsewhere
     assert set(TRAINER) <= named

@@ -23,7 +23,7 @@ ORDER = ROOMS.split()
 LIGHT = ORDER[: ORDER.index("scopes")]  # the first lines: no torch
 
 # Names for annotations only (TYPE_CHECKING), or loaded inside a function: (room, imported room).
-_OF_BATCHES = ("radii", "regions", "conditions", "gates", "guards", "coupled", "penalties", "scopes")
+_OF_BATCHES = ("radii", "regions", "conditions", "gates", "guards", "transforms", "coupled", "penalties", "scopes")
 ANNOTATIONS = {(room, "batch") for room in _OF_BATCHES} | {("rewards", "tasks")}
 INSIDE_A_FUNCTION = {("spec", "language"), ("rewards", "tasks")}
 

@@ -129,7 +129,7 @@ def test_a_token_is_removed_on_one_side() -> None:
 def test_emitted_metrics_are_documented() -> None:
     fields = random_fields(30)
     emitted: set[str] = set()
-    for spec in [*SPECS, "grpo() + sequence_mask(high=3.0)"]:
+    for spec in [*SPECS, "grpo() + sequence_mask(high=3.0)", "dapo() + rs_k3()"]:
         emitted |= set(run(spec, fields)[0].metrics.show())
     # Counted on devices only, and only where missing='token'.
     assert emitted | {"batch/nonfinite_count", "batch/missing_tokens_count"} == set(OBJECTIVE)
@@ -154,6 +154,17 @@ def test_a_divergence_that_overflows_is_counted() -> None:
     assert step.update(step.init(), step.stats(klamp.Batch(**fields)), out.metrics) == {"beta": 1.0}
 
 
+def test_a_capped_token_is_reweighted_even_if_its_ratio_overflows() -> None:
+    fields: Fields = {
+        "logp_new": torch.tensor([[-2.0, -1.0]]), "logp_old": torch.tensor([[-91.0, -1.0]]), "logp_ref": torch.tensor([[799.0, -1.0]]),
+        "advantages": torch.ones(1), "mask": torch.ones(1, 2, dtype=torch.bool),
+    }  # fmt: skip
+    shown = run("factor(transform=cap(high=5.0))", fields)[0].metrics.show()
+    assert shown["factor/reweighted_share"] == 0.5
+    assert shown["policy/overflow_ref_count"] == 1
+    assert shown["policy/kl_new_ref_mean"] == 0.0
+
+
 def test_nonfinite_counts_are_raised_when_shown() -> None:
     fields = random_fields(31)
     batch = klamp.Batch(**fields)
@@ -166,7 +177,8 @@ def test_diagnostics_may_be_left_out() -> None:
     batch = klamp.Batch(**random_fields(32))
     plain, full = klamp.Objective("grpo()", diagnostics=False)(batch), klamp.Objective("grpo()")(batch)
     assert torch.equal(plain.loss, full.loss)
-    costly = ("kl_old_new_mean", "kl_new_ref_mean", "overflow_count", "entropy_mean", "ratio_max", "ratio_histogram")
+    costly = ("kl_old_new_mean", "kl_new_ref_mean", "overflow_count", "overflow_ref_count", "entropy_mean", "ratio_max",
+              "ratio_histogram")  # fmt: skip
     assert set(full.metrics.show()) - set(plain.metrics.show()) == {f"policy/{name}" for name in costly}
     adaptive = klamp.Objective("ppo_kl_penalty(target=0.01)", diagnostics=False)
     assert "policy/kl_old_new_mean" in adaptive(batch).metrics.show()

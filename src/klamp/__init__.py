@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any
 from klamp.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from klamp.advantages import Estimator as Estimator
+    from klamp.advantages import Whiten as Whiten
+    from klamp.advantages import estimator as estimator
     from klamp.advantages import group_advantages as group_advantages
     from klamp.aggregates import Aggregate as Aggregate
     from klamp.batch import Batch as Batch
+    from klamp.conditions import condition as condition
     from klamp.errors import UserError as UserError
     from klamp.factors import Factor as Factor
     from klamp.guards import Gate as Gate
@@ -32,9 +36,10 @@ if TYPE_CHECKING:
 
 # Names load on first use, so that bounds and explanations start without torch.
 _HOMES = {
-    "klamp.advantages": ["group_advantages"],
+    "klamp.advantages": ["Estimator", "Whiten", "estimator", "group_advantages"],
     "klamp.aggregates": ["Aggregate"],
     "klamp.batch": ["Batch"],
+    "klamp.conditions": ["condition"],
     "klamp.errors": ["UserError"],
     "klamp.factors": ["Factor"],
     "klamp.guards": ["Gate", "Guard"],

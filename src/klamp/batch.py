@@ -251,6 +251,6 @@ def _raise_first(name: str, value: Tensor, bad: Tensor) -> None:
         row, column = (int(i) for i in bad.nonzero()[0])
         many = int(bad.sum())
         raise UserError(
-            f"{name}[{row}, {column}] = {float(value[row, column])} at an unmasked position ({many} in all); "
+            f"{name}[{row}, {column}] = {float(value.detach()[row, column])} at an unmasked position ({many} in all); "
             "mask the position, or find out where the forward pass broke"
         )

@@ -115,6 +115,8 @@ class _Contrasted:
 
         assert self.batch.group is not None
         side, score = self.contrast._scores(log_ratio, advantages, self.batch)
+        if not self.table.shape[0]:
+            return torch.zeros_like(log_ratio), torch.zeros_like(log_ratio)
         ids = self.table[:, 0].contiguous()
         row = self.table[torch.searchsorted(ids, self.batch.group.double()).clamp(max=max(ids.numel() - 1, 0))]
         base = torch.where(side > 0, row[:, 1:2], row[:, 2:3])

@@ -100,7 +100,7 @@ def fold(spec: Spec, batch: Batch, advantages: Tensor, x: Tensor, weighed: Weigh
     nothing = torch.zeros((), dtype=torch.bool, device=x.device).expand_as(x)
     low = high = cut_low = cut_high = masked = nothing
     value = torch.zeros((), dtype=x.dtype, device=x.device).expand_as(x)
-    pull: Tensor | None = None
+    pull = torch.ones_like(x) if any(guard.action == "rollback" for guard in spec.guards) else None
     for index, guard in enumerate(spec.guards):
         key = f"guard {index}"
         verdict = judge(key, guard, batch, advantages, moment)
@@ -115,10 +115,8 @@ def fold(spec: Spec, batch: Batch, advantages: Tensor, x: Tensor, weighed: Weigh
             value = torch.where(down | up, weighed.carried, value)
         else:
             value = _bound(guard, key, advantages, (down, up), value, cut_low | cut_high if index else None, weighed, moment)
-        if guard.action == "rollback":
-            pull = torch.where(down | up, -guard.strength, 1.0 if pull is None else pull)
-        elif pull is not None or any(other.action == "rollback" for other in spec.guards):
-            pull = torch.where(down | up, 0.0, 1.0 if pull is None else pull)
+        if pull is not None:
+            pull = torch.where(down | up, -guard.strength, pull)
         cut_low, cut_high = cut_low | (down & ~cut_high), cut_high | (up & ~cut_low)
     value = value * weighed.rest if spec.guards and spec.factors else value
     if any(guard.cut_value == "zero" for guard in spec.guards):

@@ -249,8 +249,10 @@ class Objective:
             k3_ref = (-x_ref).expm1() + x_ref
             far = (k3_ref == math.inf).sum()
             means["policy/kl_new_ref_mean"] = (torch.where(k3_ref < math.inf, k3_ref, 0.0).sum(), tokens - far)
+            sums["policy/overflow_ref_count"] = far
         if any(not factor.plain or not factor.integrated for factor in self.spec.factors):
-            differs = (weight - x.exp()).abs() > 1e-6 * x.exp()
+            plain = x.exp()
+            differs = ((weight - plain).abs() > 1e-6 * plain) | ((plain == math.inf) & (weight != math.inf))
             means["factor/reweighted_share"] = ((differs & batch.mask & guarded.keep).sum(), tokens)
         sums["policy/ratio_histogram"] = _histogram(x, batch.mask)
         largest = torch.where(batch.mask, wide, -math.inf).amax() if x.numel() else wide.new_full((), -math.inf)
