@@ -61,6 +61,7 @@ class Batch:
         self.advantages, self.mask = advantages, mask
         self.entropy, self.divergences = entropy, dict(divergences or {})
         self.group, self.row, self.segment, self.reward = group, row, segment, reward
+        self._ratios: dict[tuple[str, str, str, float], Tensor] = {}
         self.nonfinite: Int[Tensor, ""] | None = None
         self.missing_rows: Int[Tensor, ""] | None = None
         self.missing_tokens: Int[Tensor, ""] | None = None
@@ -108,9 +109,15 @@ class Batch:
         ``scope``: the mean or the sum of x over what ``klamp.scopes`` defines, broadcastable to [B, T]; a ``group`` is
         taken over this batch alone.
         """
-        numerator, _, denominator = ratio.partition("/")
-        x = _wide(self.logp(numerator)) - _wide(self.logp(denominator))
-        return self.reduce(torch.where(self.mask, x, 0.0), scope, reduce, discount)
+        key = (ratio, scope, reduce, discount)
+        if key not in self._ratios:  # guards and factors ask for the same few
+            if scope == "token":
+                numerator, _, denominator = ratio.partition("/")
+                x = _wide(self.logp(numerator)) - _wide(self.logp(denominator))
+                self._ratios[key] = torch.where(self.mask, x, 0.0)
+            else:
+                self._ratios[key] = self.reduce(self.log_ratio(ratio), scope, reduce, discount)
+        return self._ratios[key]
 
     def reduce(self, values: Tensor, scope: str, how: str = "mean", discount: float = 1.0) -> Tensor:
         """The mean, sum or max of values (0 where masked) over the scope of each token; see ``klamp.scopes``."""
@@ -137,7 +144,7 @@ class Batch:
     def restricted(self, mask: Bool[Tensor, "B T"]) -> Batch:
         """The same batch with fewer unmasked tokens."""
         other = copy(self)
-        other.mask = mask
+        other.mask, other._ratios = mask, {}
         return other
 
     def lottery(self, seed: int, step: int) -> Float[Tensor, "B T"]:

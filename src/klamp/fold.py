@@ -18,16 +18,19 @@ from klamp.survey import Moment, judge, ratio_of, transform_of
 class Weighed:
     """The factors folded: the weight of g is carried' x rest, the value per unit of A carried x rest.
 
-    ``carried``: the surrogate of the one integrated factor, or log pi_new; ``rest``: the detached others.
+    ``carried``: the surrogate of the one integrated factor, or log pi_new; ``rest``: the detached others, if any.
     """
 
     weight: Tensor
     carried: Tensor
-    rest: Tensor
+    rest: Tensor | None
 
     @property
     def value(self) -> Tensor:
-        return self.carried * self.rest
+        return self.scaled(self.carried)
+
+    def scaled(self, value: Tensor) -> Tensor:
+        return value if self.rest is None else value * self.rest
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,7 @@ class Guarded:
 
 def weigh(spec: Spec, batch: Batch, advantages: Tensor, x: Tensor, moment: Moment) -> Weighed:
     """Every factor's weight and value, before any cut; what overflows where it is cut is selected away later."""
-    one = torch.ones((), dtype=x.dtype, device=x.device)
-    slope, rest, carried = one, one, None
+    slope = rest = carried = None
     for index, factor in enumerate(spec.factors):
         key = f"factor {index}"
         own = x if factor.plain else ratio_of(key, factor, batch, moment)
@@ -59,10 +61,11 @@ def weigh(spec: Spec, batch: Batch, advantages: Tensor, x: Tensor, moment: Momen
         if factor.integrated:
             slope, carried = weight, surrogate
         else:
-            rest = rest * weight
-    if carried is None:
-        carried = torch.where(batch.mask, batch.logp_new.detach().to(x.dtype), 0.0)
-    return Weighed(slope * rest, carried, rest)
+            rest = weight if rest is None else rest * weight
+    if carried is None or slope is None:
+        one = rest if rest is not None else torch.ones((), dtype=x.dtype, device=x.device)
+        return Weighed(one, torch.where(batch.mask, batch.logp_new.detach().to(x.dtype), 0.0), rest)
+    return Weighed(slope if rest is None else slope * rest, carried, rest)
 
 
 def clipped_ratio(spec: Spec, factor: Factor, batch: Batch, advantages: Tensor, moment: Moment) -> Tensor:
@@ -118,7 +121,7 @@ def fold(spec: Spec, batch: Batch, advantages: Tensor, x: Tensor, weighed: Weigh
         if pull is not None:
             pull = torch.where(down | up, -guard.strength, pull)
         cut_low, cut_high = cut_low | (down & ~cut_high), cut_high | (up & ~cut_low)
-    value = value * weighed.rest if spec.guards and spec.factors else value
+    value = weighed.scaled(value) if spec.guards else value
     if any(guard.cut_value == "zero" for guard in spec.guards):
         value = torch.where(masked, 0.0, value)  # last: a factor may overflow where the token is cut
     low, high, cut_low, cut_high = (side.expand_as(x) & batch.mask for side in (low, high, cut_low, cut_high))
