@@ -146,7 +146,10 @@ def uncounted(method: Method) -> Method:
 
 
 BROKEN = [
-    *((name, flipped) for name in ("grpo()", "gspo()", "gmpo()", "cispo()", "vespo()", "dppo_tv()", "m2po()", "fipo()")),
+    *(
+        (name, flipped)
+        for name in ("grpo()", "gspo()", "gmpo()", "cispo()", "vespo()", "dppo_tv()", "m2po()", "fipo()")
+    ),
     *((name, pulled) for name in ("ppo_kl_penalty()", "kl_cov(share=0.2, coefficient=0.3)", "dro()", "ipo()")),
     ("grpo() + rs_k3(radius=0.01, scope='token')", uncounted),
 ]
@@ -174,8 +177,11 @@ def test_a_changed_sign_is_seen(name: str, change: Any) -> None:
     ],
 )
 def test_a_changed_number_is_seen(text: str, wrong: Method) -> None:
-    case = next(case for case in CASES if case.text == text)
-    spec = klamp.parse(text)
-    with pytest.raises(AssertionError):
-        for seed in SEEDS:
-            compare(replace(case, method=wrong), spec, batch_of(case, seed))
+    case = replace(next(case for case in CASES if case.text == text), method=wrong)
+    spec, seen = klamp.parse(text), 0
+    for seed in SEEDS:
+        try:
+            compare(case, spec, batch_of(case, seed))
+        except AssertionError:
+            seen += 1
+    assert seen > 0

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from oracles import measures
 from oracles.batches import Fields
 from oracles.objective import GENERATORS, Response, Result, Term, average, clip, dual_clip, f_penalty, unclipped
-from torch import Tensor
 
 
 @dataclass
@@ -372,7 +373,8 @@ def rs(base: Method, kind: str, radius: float, scope: str = "token") -> Method:
     def inside(s: Sample) -> Tensor:
         x = gap(s, "old/rollout")
         d = x**2 / 2 if kind == "k2" else k3(x)
-        return {"token": d, "sequence_mean": d.mean(), "sequence_sum": d.sum(), "sequence_max": d.max()}[scope] <= radius
+        found = {"token": d, "sequence_mean": d.mean(), "sequence_sum": d.sum(), "sequence_max": d.max()}[scope]
+        return found <= radius
 
     return rejected(base, inside)
 

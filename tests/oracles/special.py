@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from oracles.batches import Fields, random_fields
 from torch import Tensor
+
+from oracles.batches import Fields, random_fields
 
 LOGPS = ("logp_new", "logp_old", "logp_rollout", "logp_ref")
 
@@ -50,7 +51,9 @@ def rubbish(seed: int, per_token: bool) -> Fields:
     fields = whole_fields(seed, 6, 8, per_token=per_token)
     if fields["advantages"].ndim == 1:
         fields["advantages"] = fields["advantages"][:, None].expand(6, 8).clone()
-    values = torch.tensor([800.0, -800.0, float("nan"), 800.0, float("inf"), -800.0, -float("inf")], dtype=torch.float64)
+    values = torch.tensor(
+        [800.0, -800.0, float("nan"), 800.0, float("inf"), -800.0, -float("inf")], dtype=torch.float64
+    )
     for shift, name in enumerate((*LOGPS, "advantages", "entropy")):
         noise = values[(torch.arange(48).reshape(6, 8) + shift) % 7]
         fields[name] = torch.where(fields["mask"], fields[name], noise)
@@ -79,6 +82,5 @@ def nothing(seed: int, per_token: bool) -> Fields:
 
 
 SPECIAL = {
-    builder.__name__: builder
-    for builder in (extreme, on_policy, rubbish, empty_row, no_advantage, one_token, nothing)
+    builder.__name__: builder for builder in (extreme, on_policy, rubbish, empty_row, no_advantage, one_token, nothing)
 }
