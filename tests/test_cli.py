@@ -13,7 +13,7 @@ import pytest
 from train_parts import save_tiny_model
 
 from klamp.cli import main
-from klamp.presets import list_presets
+from klamp.presets import PRESETS, list_presets
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -55,9 +55,9 @@ def test_explain_says_what_is_missing_and_needed(capsys: pytest.CaptureFixture[s
     assert "logp_rollout" in out
 
 
-@pytest.mark.parametrize("name", [name for name in list_presets() if name != "trust_region"])
+@pytest.mark.parametrize("name", list_presets())
 def test_every_preset_is_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "explain", name)
+    code, out, _ = run(capsys, "explain", PRESETS[name].usual)
     assert code == 0
     assert "source " in out
     assert "equation " in out
@@ -72,7 +72,9 @@ def test_presets_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert "atr_grpo(delta=0.02)" in text
 
 
-@pytest.mark.parametrize("words", [["--help"], ["explain", "atr_grpo"], ["train", "--help"], ["presets"]])
+@pytest.mark.parametrize("words", [
+    ["--help"], ["explain", "dppo_kl"], ["train", "--help"], ["presets"], ["presets", "--table"],
+])  # fmt: skip
 def test_light_verbs_import_neither_torch_nor_trl(words: list[str]) -> None:
     code = (
         "import sys; from klamp.cli import main\n"
@@ -148,6 +150,12 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["train", "--seed", "x"], "invalid int value"),
     (["fly"], "invalid choice"),
     (["explain", "grpo", "--jsn"], "unrecognized arguments"),
+    (["presets", "--json", "--table"], "not allowed with"),
+    (["diff", "grpo", "atr_gpro"], "did you mean 'atr_grpo'?"),
+    (["diff", "grpo"], "the following arguments are required: B"),
+    (["diff", "grpo", "dapo", "--batch", "{}/none"], "does not exist"),
+    (["diff", "grpo", "dapo", "--batch", "{}/d.jsonl"], "is not a readable Parquet file"),
+    (["diff", "grpo", "dr_grpo"], "needs a constant divisor"),
 ]
 
 

@@ -74,6 +74,11 @@ def test_a_run_emits_what_is_documented(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(words) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     named = {name for line in lines for name in line} - {"step", "event", "seconds"}
-    only_elsewhere = {"batch/missing_rows_count", "batch/missing_tokens_count", "batch/nonfinite_count", "guard/dropped_count"}
+    only_elsewhere = {
+        "batch/missing_rows_count",
+        "batch/missing_tokens_count",
+        "batch/nonfinite_count",
+        "guard/dropped_count",
+    }
     assert named == set(METRICS) - only_elsewhere
     assert set(TRAINER) <= named

@@ -14,8 +14,8 @@ SRC = Path(__file__).parents[1] / "src" / "klamp"
 ROOMS = """
 errors version metrics measures solver binary radii regions conditions gates guards transforms coupled factors
 penalties aggregates spec language presets explain export table
-scopes batch stats survey fold tally advantages objective testing diff
-records charts report
+scopes batch stats survey fold tally advantages objective testing
+records diff charts report
 worker answers rewards data tasks train
 cli __main__
 """

@@ -113,7 +113,9 @@ def test_a_lottery_number_belongs_to_seed_step_row_and_position() -> None:
 def test_lottery_numbers_are_uniform_and_independent() -> None:
     rows, tokens = 400, 250
     zeros = torch.zeros(rows, tokens, dtype=torch.float64)
-    batch = klamp.Batch(zeros, zeros, torch.ones(rows), torch.ones(rows, tokens, dtype=torch.bool), row=torch.arange(rows))
+    batch = klamp.Batch(
+        zeros, zeros, torch.ones(rows), torch.ones(rows, tokens, dtype=torch.bool), row=torch.arange(rows)
+    )
     number = batch.lottery(0, 0)
     assert number.unique().numel() == rows * tokens
     counts = torch.histc(number, 100, 0.0, 1.0)

@@ -35,8 +35,21 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("spec", help="for example 'atr_grpo(delta=0.02) + sequence_mask(high=3.0)'")
     explain.add_argument("--json", action="store_true", help="as JSON")
     presets = verbs.add_parser("presets", help="the published methods that ship as specs")
-    presets.add_argument("--json", action="store_true", help="as JSON")
+    shape = presets.add_mutually_exclusive_group()
+    shape.add_argument("--table", action="store_true", help="their parts side by side, as a Markdown table")
+    shape.add_argument("--json", action="store_true", help="as JSON")
+    _add_diff(verbs)
     return parser
+
+
+def _add_diff(verbs: Any) -> None:
+    diff = verbs.add_parser("diff", help="in which parts two specs differ, and on which tokens")
+    diff.add_argument("a", metavar="A", help="a spec")
+    diff.add_argument("b", metavar="B", help="another")
+    where = diff.add_mutually_exclusive_group()
+    where.add_argument("--batch", metavar="PATH", help="token records of a run (default: a synthetic step)")
+    where.add_argument("--seed", type=int, default=0, help="seed of the synthetic step (default: 0)")
+    diff.add_argument("--json", action="store_true", help="as JSON")
 
 
 def _add_train(verbs: Any) -> None:
@@ -104,27 +117,27 @@ def _explain(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _presets(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from klamp.presets import PRESETS
+    from klamp.table import markdown, rows
 
-    rows = [
-        {"name": name, "signature": _signature(found.signature), "summary": found.summary, "equation": found.equation,
-         "citation": found.citation, "deviation": found.deviation}
-        for name, found in sorted(PRESETS.items())
-    ]  # fmt: skip
-    if arguments.json:
-        print(json.dumps(rows, indent=2))
+    if arguments.table:
+        print(markdown())
+    elif arguments.json:
+        print(json.dumps(rows(), indent=2))
     else:
-        for row in rows:
+        for row in rows():
             print(f"{row['name']}{row['signature']}\n    {row['summary']}\n    {row['citation']}")
     return 0
 
 
-def _signature(signature: Any) -> str:
-    inner = ", ".join(
-        name if item.default is item.empty else f"{name}={item.default!r}"
-        for name, item in signature.parameters.items()
-    )
-    return f"({inner})"
+def _diff(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from klamp.presets import parse
+
+    one, other = parse(arguments.a), parse(arguments.b)
+    from klamp.diff import diff, recorded_steps, text
+
+    found = diff(one, other, recorded_steps(arguments.batch) if arguments.batch else None, arguments.seed)
+    print(json.dumps(found, indent=2) if arguments.json else text(found))
+    return 0
 
 
 def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -233,7 +246,7 @@ def _help_trl() -> int:
     return 0
 
 
-_VERBS = {"train": _train, "explain": _explain, "presets": _presets}
+_VERBS = {"train": _train, "explain": _explain, "presets": _presets, "diff": _diff}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """The choices as one clause, the nearest first: ``did you mean 'grpo'? known: ...``; of many only the nearest."""
     known = sorted(choices)
     longer = [choice for choice in known if len(name) > 2 and choice.startswith(name)]
-    near = (longer + [near for near in difflib.get_close_matches(name, known, n=5, cutoff=0.4) if near not in longer])[:5]
+    near = (longer + [near for near in difflib.get_close_matches(name, known, n=5, cutoff=0.4) if near not in longer])[
+        :5
+    ]
     guess = f"did you mean {near[0]!r}? " if near else ""
     if len(known) > 40:
         return f"{guess}near it: {', '.join(near)}" if near else f"there are {len(known)} choices, none of them near"

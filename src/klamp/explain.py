@@ -7,10 +7,14 @@ import math
 from dataclasses import fields
 from typing import Any
 
+from klamp.binary import BINARY, binary_bounds
+from klamp.conditions import Budget, Condition, Distance, Nowhere
 from klamp.factors import Factor
+from klamp.gates import AnyGate, Gate
 from klamp.guards import Guard
 from klamp.measures import MEASURES
 from klamp.presets import PRESETS
+from klamp.radii import Moving, Scaled, number
 from klamp.regions import Region, calibrate
 from klamp.spec import Spec, part_name, part_text, value_text
 
@@ -18,10 +22,24 @@ _RULE = "g = A * keep * factors, keep = inside | ~gate; loss = -mean(g log pi_ne
 _MATCHED = ("ratio_dev", "k2", "k3", "k3_flipped", "k3_reverse", "jeffreys", "js", "hellinger2", "pearson", "neyman",
             "lecam", "sym_chi2")  # fmt: skip
 MATCH_RULE = "log_width"
+PROBABILITIES = (0.01, 0.1, 0.5, 0.9, 0.99)  # at which the bounds of a binary divergence are shown
+
+_GATES = {
+    "outward": "where the step would move w further from 1",
+    "always": "everywhere",
+    "positive": "where A > 0",
+    "negative": "where A < 0",
+}
+_ACTIONS = {
+    "zero": "gradient 0",
+    "drop": "gradient 0, and the token leaves the mean",
+    "drop_row": "the whole response leaves the loss and the mean",
+    "rollback": "gradient pulls back, times -{strength:g}",
+}
 
 
 def explain(spec: Spec) -> dict[str, Any]:
-    """Equation, parts, regions with coordinates and matched radii, needs and sources of a spec; JSON-ready."""
+    """Equation, parts, regions with bounds and matched radii, needs, costs and sources of a spec; JSON-ready."""
     return {
         "spec": str(spec),
         "rule": _RULE,
@@ -29,9 +47,10 @@ def explain(spec: Spec) -> dict[str, Any]:
         "parts": [part_text(part) for part in spec.parts],
         "guards": [_guard(guard) for guard in spec.guards],
         "factors": [{"text": part_text(part), "meaning": _factor(part)} for part in spec.factors],
-        "penalties": [{"text": _in_full(part), "meaning": _first_line(part)} for part in spec.penalties],
+        "penalties": [_penalty(part) for part in spec.penalties],
         "aggregate": part_text(spec.mean),
         "needs": sorted({"logp_new", "logp_old", "advantages", "mask"} | spec.needs),
+        "costs": _costs(spec),
         "traits": sorted(spec.traits),
     }
 
@@ -51,43 +70,184 @@ def _source(name: str) -> dict[str, str]:
             "deviation": found.deviation}  # fmt: skip
 
 
+def _costs(spec: Spec) -> list[str]:
+    """What a spec asks of a training step beyond log-probs and one forward and backward pass."""
+    found = []
+    if spec.reads_new:
+        found.append(
+            "one more forward pass: a statistic of the new policy over the whole step comes before the first loss"
+        )
+    elif spec.asks_step:
+        found.append("a statistic of the whole step, taken before its first loss; no forward pass")
+    whole = sorted(need for need in spec.needs if need.startswith("divergences["))
+    return found + [f"{need}: a divergence over the vocabulary, which the caller computes" for need in whole]
+
+
+# --- guards ---------------------------------------------------------------------------------------------------
+
+
 def _guard(guard: Guard) -> dict[str, Any]:
-    region, where = guard.region, guard.region.coordinates
+    region = guard.region
     return {
         "text": part_text(guard),
         "ratio": guard.ratio,
         "scope": guard.scope,
         "reduce": guard.reduce,
-        "gate": str(guard.gate),
+        "discount": guard.discount,
+        "gate": gate_text(guard.gate),
+        "gate_meaning": gate_meaning(guard.gate),
+        "action": guard.action,
+        "action_meaning": action_meaning(guard),
         "cut_value": guard.cut_value,
-        "region": {
-            "measure": None if region.measure is None else str(region.measure),
-            "equation": None if region.measure is None else region.measure.equation or None,
-            "low": region.low,
-            "high": _finite(region.high),
-            "log_low": _finite(region.log_low),
-            "log_high": _finite(region.log_high),
-            "coordinates": None if where is None else {"a": where.a, "radius": where.radius},
-            "notes": list(region.notes),
-        },
-        "matched_radii": {"rule": MATCH_RULE, "radii": matched(region)},
+        "inside": inside(guard),
+        "region": _region(guard),
+        "matched_radii": {"rule": MATCH_RULE, "radii": None if guard.after else matched(region)},
     }
 
 
-def matched(region: Region) -> dict[str, float] | None:
-    """The radius of each measure with the same log(high / low); None unless the region is two-sided."""
-    if not (0.0 < region.low < 1.0 < region.high < math.inf):
+def _region(guard: Guard) -> dict[str, Any]:
+    """The region in numbers; bounds of w are None where the region is not one interval of it."""
+    region = guard.region
+    interval = region if isinstance(region, Region) and not guard.after else None
+    where = None if interval is None else interval.coordinates
+    name, equation = _measure(region)
+    return {
+        "kind": _KINDS[type(region)],
+        "measure": name,
+        "equation": equation,
+        "arguments": {key: _json(value) for key, value in region.arguments().items()},
+        "low": None if interval is None else interval.low,
+        "high": None if interval is None else _finite(interval.high),
+        "log_low": None if interval is None else _finite(interval.log_low),
+        "log_high": None if interval is None else _finite(interval.log_high),
+        "coordinates": None if where is None else {"a": where.a, "radius": where.radius},
+        "by_probability": _by_probability(guard),
+        "moves": [part_text(radius) for radius in region.moves],
+        "notes": list(region.notes if interval is not None or not isinstance(region, Region) else ()),
+    }
+
+
+_KINDS: dict[type, str] = {Region: "interval", Distance: "distance", Budget: "budget", Nowhere: "nowhere"}
+
+
+def _measure(region: Condition) -> tuple[str | None, str | None]:
+    found = getattr(region, "measure", None)
+    if found is None or isinstance(found, str):
+        return found, None if found is None else BINARY.get(found)
+    return str(found), found.equation or None
+
+
+def _by_probability(guard: Guard) -> list[dict[str, float | None]]:
+    """Bounds of w at some probabilities of the token, where they depend on it."""
+    region = guard.region
+    if not isinstance(region, Distance) or region.measure not in BINARY or guard.after:
+        return []
+    found: list[dict[str, float | None]] = []
+    for p in PROBABILITIES:
+        low, high = (_radius_at(radius, p) for radius in (region.radius_low, region.radius_high))
+        if low is None or high is None:
+            return []
+        below, above = binary_bounds(region.measure, p, low)[0], binary_bounds(region.measure, p, high)[1]
+        found.append({"p": p, "low": math.exp(below), "high": math.exp(above) if above < math.inf else None})
+    return found
+
+
+def _radius_at(radius: Any, p: float) -> float | None:
+    """The radius at a probability of the token; None where something else decides it."""
+    if isinstance(radius, Scaled):
+        return radius.start * p**-radius.exponent if radius.by == "probability" else None
+    return float(number(radius))
+
+
+def inside(guard: Guard) -> str:
+    """What lies inside a guard's region, in one phrase."""
+    region, name = guard.region, _measure(guard.region)[0]
+    if isinstance(region, Nowhere):
+        return "nothing"
+    if isinstance(region, Budget):
+        return f"the mean of {name} over {region.over} tokens <= {region.budget:g}"
+    if isinstance(region, Region) and not guard.after:
+        moving = " before the first step" if region.moves else ""
+        bounds = _interval(region.low, region.high) + moving
+        return bounds if name is None else f"{name} <= {_radii(region)}: {bounds}"
+    how = f"{guard.reduce.removesuffix('_after')} of {name}" if guard.after else str(name)
+    return f"{how} <= {_radii(region)}"
+
+
+def _interval(low: float, high: float) -> str:
+    if low <= 0.0 and high == math.inf:
+        return "every w"
+    if low <= 0.0:
+        return f"w <= {high:.5g}"
+    return f"{low:.5g} <= w" if high == math.inf else f"{low:.5g} <= w <= {high:.5g}"
+
+
+def _radii(region: Region | Distance) -> str:
+    if region.radius is not None:
+        return _radius(region.radius)
+    return f"{_radius(region.radius_low)} (w < 1), {_radius(region.radius_high)} (w > 1)"
+
+
+def _radius(radius: Any) -> str:
+    return part_text(radius) if isinstance(radius, Moving) else f"{radius:g}"
+
+
+def gate_text(gate: AnyGate) -> str:
+    """A gate as a spec writes it."""
+    return str(gate) if isinstance(gate, Gate) else part_text(gate)
+
+
+def gate_meaning(gate: AnyGate) -> str:
+    """Where a guard applies, in one phrase."""
+    if isinstance(gate, Gate):
+        return _GATES.get(str(gate), f"where {gate} is true")
+    return _first_line(gate)
+
+
+def action_meaning(guard: Guard) -> str:
+    """What happens to a token that a guard cuts, in one phrase."""
+    return _ACTIONS[guard.action].format(strength=guard.strength)
+
+
+def of_scope(part: Guard | Factor) -> str:
+    """What the log-ratio or its divergence is taken over: token, or "mean over the sequence"."""
+    if part.scope == "token":
+        return "token"
+    weighed = f", discount {part.discount:g}" if part.discount != 1.0 else ""
+    return f"{part.reduce.removesuffix('_after')} over the {part.scope}{weighed}"
+
+
+def matched(region: Condition) -> dict[str, float] | None:
+    """The radius of each measure with the same log(high / low); None unless the region is a two-sided interval."""
+    if not isinstance(region, Region) or not (0.0 < region.low < 1.0 < region.high < math.inf):
         return None
     return {name: calibrate(MEASURES[name], region.low, region.high, MATCH_RULE) for name in _MATCHED}
 
 
+# --- factors and penalties ------------------------------------------------------------------------------------
+
+
 def _factor(factor: Factor) -> str:
     scope = "" if factor.scope == "token" else f" ({factor.reduce} of log w over the {factor.scope})"
-    return f"multiplies g, detached: {_first_line(factor.transform)} w = {factor.ratio}{scope}"
+    clipped = "; log w is clamped at the guards' bounds first" if factor.clipped else ""
+    return f"multiplies g, detached: {_first_line(factor.transform)}. w = {factor.ratio}{scope}{clipped}"
+
+
+def _penalty(part: Any) -> dict[str, Any]:
+    on = getattr(part, "on", None)
+    return {"text": _in_full(part), "meaning": _first_line(part), "on": None if on is None else selected(on)}
+
+
+def selected(guard: Guard) -> str:
+    """The tokens that a guard cuts, in one phrase."""
+    where = f"{gate_text(guard.gate)}: {gate_meaning(guard.gate)}"
+    return (
+        where if isinstance(guard.region, Nowhere) else f"tokens outside {inside(guard)} (w = {guard.ratio}), {where}"
+    )
 
 
 def _first_line(part: object) -> str:
-    return (type(part).__doc__ or "").strip().splitlines()[0]
+    return (type(part).__doc__ or type(part).__name__).strip().splitlines()[0].replace("``", "").rstrip(".")
 
 
 def _in_full(part: Any) -> str:
@@ -98,6 +258,15 @@ def _in_full(part: Any) -> str:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, float):
+        return _finite(value)
+    return value if isinstance(value, (int, str)) or value is None else value_text(value).strip("'")
+
+
+# --- text -----------------------------------------------------------------------------------------------------
 
 
 def text(spec: Spec) -> str:
@@ -111,32 +280,39 @@ def text(spec: Spec) -> str:
     lines += ["", *(f"  part        {part}" for part in facts["parts"])]
     for guard in facts["guards"]:
         lines += ["", *_guard_lines(guard)]
-    for kind in ("factors", "penalties"):
+    for kind, label in (("factors", "factor"), ("penalties", "penalty")):
         for part in facts[kind]:
-            lines += [
-                "",
-                f"  {kind[:-1] if kind == 'factors' else 'penalty':11} {part['text']}",
-                f"    meaning   {part['meaning']}",
-            ]
+            lines += ["", f"  {label:11} {part['text']}", f"    meaning   {part['meaning']}"]
+            lines += [f"    only on   {part['on']}"] if part.get("on") else []
     lines += ["", f"  needs       {', '.join(facts['needs'])}"]
+    lines += [f"  costs       {cost}" for cost in facts["costs"]]
     lines += [f"  traits      {', '.join(facts['traits'])}"] if facts["traits"] else []
     return "\n".join(lines)
 
 
 def _guard_lines(guard: dict[str, Any]) -> list[str]:
     region = guard["region"]
-    high = "inf" if region["high"] is None else f"{region['high']:.12g}"
-    log_low = "-inf" if region["log_low"] is None else f"{region['log_low']:.12g}"
-    log_high = "inf" if region["log_high"] is None else f"{region['log_high']:.12g}"
     scope = guard["scope"] if guard["scope"] == "token" else f"{guard['reduce']} over the {guard['scope']}"
-    lines = [
-        f"  guard       w = {guard['ratio']} ({scope}), gate {guard['gate']}",
-        f"    region    {region['low']:.12g} <= w <= {high}",
-        f"    log       {log_low} <= log w <= {log_high}",
-    ]
+    scope += f", discount {guard['discount']:g}" if guard["discount"] != 1.0 else ""
+    lines = [f"  guard       w = {guard['ratio']} ({scope}), gate {guard['gate']}: {guard['gate_meaning']}"]
+    if region["low"] is not None:
+        high = "inf" if region["high"] is None else f"{region['high']:.12g}"
+        log_low = "-inf" if region["log_low"] is None else f"{region['log_low']:.12g}"
+        log_high = "inf" if region["log_high"] is None else f"{region['log_high']:.12g}"
+        lines += [
+            f"    region    {region['low']:.12g} <= w <= {high}",
+            f"    log       {log_low} <= log w <= {log_high}",
+        ]
+    else:
+        lines += [f"    inside    {guard['inside']}"]
+    lines += [f"    measure   {region['measure']}: {region['equation']}"] if region["equation"] else []
+    lines += [f"    moves     {radius}" for radius in region["moves"]]
+    for at in region["by_probability"]:
+        lines.append(f"    p = {at['p']:<6g}{_interval(at['low'], math.inf if at['high'] is None else at['high'])}")
     if region["coordinates"]:
         where = region["coordinates"]
         lines.append(f"    power     a = {where['a']:.9g}, radius = {where['radius']:.9g}")
+    lines.append(f"    outside   {guard['action_meaning']}")
     lines += [f"    note      {note}" for note in region["notes"]]
     radii = guard["matched_radii"]["radii"]
     if radii:

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from klamp.coupled import Contrast, Normalized
 from klamp.errors import UserError, check_choice
 from klamp.guards import BEFORE, RATIOS, SCOPES, check_scope, ratio_needs, scope_needs
-from klamp.transforms import BySign, Cap, DivergenceGate, ExpAdvantage, Gamma, Identity, SoftGate, StepTransform, Transform
+from klamp.transforms import (
+    BySign,
+    Cap,
+    DivergenceGate,
+    ExpAdvantage,
+    Gamma,
+    Identity,
+    SoftGate,
+    StepTransform,
+    Transform,
+)
 
 
 @dataclass(frozen=True)

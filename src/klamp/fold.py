@@ -117,7 +117,9 @@ def fold(spec: Spec, batch: Batch, advantages: Tensor, x: Tensor, weighed: Weigh
         elif any(absorbed(guard, factor) for factor in spec.factors):
             value = torch.where(down | up, weighed.carried, value)
         else:
-            value = _bound(guard, key, advantages, (down, up), value, cut_low | cut_high if index else None, weighed, moment)
+            value = _bound(
+                guard, key, advantages, (down, up), value, cut_low | cut_high if index else None, weighed, moment
+            )
         if pull is not None:
             pull = torch.where(down | up, -guard.strength, pull)
         cut_low, cut_high = cut_low | (down & ~cut_high), cut_high | (up & ~cut_low)

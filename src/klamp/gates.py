@@ -118,7 +118,9 @@ class Likely:
         for name in ("low", "high"):
             _set_share(self, name)
         if self.policy not in ("old", "rollout", "ref"):
-            raise UserError(f"policy={self.policy!r} is unknown; {did_you_mean(self.policy, ('old', 'rollout', 'ref'))}")
+            raise UserError(
+                f"policy={self.policy!r} is unknown; {did_you_mean(self.policy, ('old', 'rollout', 'ref'))}"
+            )
 
     @property
     def needs(self) -> frozenset[str]:
@@ -258,7 +260,9 @@ class CovarianceWindow:
         object.__setattr__(self, "low", float(self.low))
         object.__setattr__(self, "high", float(self.high))
         if self.unless is not None and (not hasattr(self.unless, "judge") or self.unless.surveyed):
-            raise UserError("unless= must be a guard that needs no statistic of the step, for example guard(ratio_high=1.2)")
+            raise UserError(
+                "unless= must be a guard that needs no statistic of the step, for example guard(ratio_high=1.2)"
+            )
 
     @property
     def needs(self) -> frozenset[str]:
@@ -343,7 +347,9 @@ def gate(name: str | AnyGate | Predicate) -> AnyGate:
     if isinstance(name, str) and name in GATES:
         return GATES[name]
     if isinstance(name, str) and name in SELECTIONS:
-        raise UserError(f"the gate {name} takes numbers: write it as a call without quotes, for example gate={name}(...)")
+        raise UserError(
+            f"the gate {name} takes numbers: write it as a call without quotes, for example gate={name}(...)"
+        )
     if ":" in str(name):
         found = import_path(name, "gate")
         if not isinstance(found, Gate) and not callable(found):

@@ -108,7 +108,9 @@ class Guard:
         elif self.strength:
             raise UserError(f"strength={self.strength!r} belongs to action='rollback'")
         if self.action.startswith("drop") and self.surveyed:
-            raise UserError(f"action={self.action!r} changes the counts that this guard's statistic is taken of; use 'zero'")
+            raise UserError(
+                f"action={self.action!r} changes the counts that this guard's statistic is taken of; use 'zero'"
+            )
 
     @property
     def usual_cut_value(self) -> str:
@@ -128,7 +130,7 @@ class Guard:
     @property
     def reads_new(self) -> bool:
         """Whether what the whole step must be asked first depends on the new policy."""
-        own = (self.action.startswith("drop") or isinstance(self.region, Budget) or self.scope == "group")
+        own = self.action.startswith("drop") or isinstance(self.region, Budget) or self.scope == "group"
         return (own and self.ratio.startswith("new/")) or getattr(self.gate, "reads_new", False)
 
     @property

@@ -70,12 +70,16 @@ def register_part(name: str, kind: type) -> None:
 
 @dataclass(frozen=True)
 class Preset:
-    """A published method: a function from the paper's symbols to a spec, with its source."""
+    """A published method: a function from the paper's symbols to a spec, with its source.
+
+    ``usual``: its text where the name alone is not a spec, because an argument has no default.
+    """
 
     build: Callable[..., Spec]
     equation: str
     citation: str
     deviation: str = ""
+    usual: str = ""
 
     @property
     def name(self) -> str:
@@ -94,12 +98,12 @@ PRESETS: dict[str, Preset] = {}
 
 
 def register_preset(
-    equation: str, citation: str, deviation: str = ""
+    equation: str, citation: str, deviation: str = "", usual: str = ""
 ) -> Callable[[Callable[..., Spec]], Callable[..., Spec]]:
     """Make a function a preset under its own name; it also gains ``aggregate=`` and ``penalty=``."""
 
     def add(build: Callable[..., Spec]) -> Callable[..., Spec]:
-        PRESETS[build.__name__] = Preset(build, equation, citation, deviation)
+        PRESETS[build.__name__] = Preset(build, equation, citation, deviation, usual or build.__name__)
         return build
 
     return add

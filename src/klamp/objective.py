@@ -132,7 +132,9 @@ class Objective:
         guarded = fold(self.spec, batch, advantages, x, weighed, moment)
         live = mask & (advantages != 0)
         kept = mask & guarded.keep
-        weight = weighed.weight if guarded.pull is None else torch.where(guarded.keep, 1.0, guarded.pull) * weighed.weight
+        weight = (
+            weighed.weight if guarded.pull is None else torch.where(guarded.keep, 1.0, guarded.pull) * weighed.weight
+        )
         moving = kept if guarded.pull is None else mask & (guarded.keep | (guarded.pull != 0))
         g = torch.where(moving & live, advantages * weight, 0.0)
         value = torch.where(guarded.keep, weighed.value, guarded.value)

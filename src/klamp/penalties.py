@@ -166,7 +166,9 @@ class EntropyBonus:
 
 def check_on(guard: object) -> None:
     if guard is not None and not isinstance(guard, Guard):
-        raise UserError(f"on={guard!r} must be a guard, whose cut tokens are penalised: on=guard(measure='k3', radius=0.02)")
+        raise UserError(
+            f"on={guard!r} must be a guard, whose cut tokens are penalised: on=guard(measure='k3', radius=0.02)"
+        )
 
 
 def check_positive(name: str, value: Any) -> float:

@@ -61,7 +61,9 @@ def slots_of(batch: Batch, scope: str) -> tuple[int, Tensor]:
     if scope == "sequence":
         return slots, index
     if batch.segment is None:
-        raise UserError("scope 'segment' needs turn numbers: give segment= to Batch (klamp.batch.segments(mask) counts runs)")
+        raise UserError(
+            "scope 'segment' needs turn numbers: give segment= to Batch (klamp.batch.segments(mask) counts runs)"
+        )
     _, turn = torch.unique(batch.segment, return_inverse=True)
     pair = index * (int(turn.max()) + 1 if turn.numel() else 1) + turn
     identity, index = torch.unique(pair, return_inverse=True)
@@ -94,10 +96,10 @@ def _running(batch: Batch, values: Tensor, how: str, discount: float, backwards:
     at = (index[mask], place[mask])
     start = -torch.inf if how == "max" else 0.0
     dense = values.new_full((slots, width), start).index_put(at, values.expand(batch.shape)[mask])
-    if how == "max":
-        dense = dense.cummax(dim=1).values if width else dense
-    else:
+    if how != "max":
         dense = _scan(dense, discount)
+    elif width:
+        dense = dense.cummax(dim=1).values
     if how == "mean":
         dense = dense / _scan(torch.ones_like(dense), discount)
     return torch.zeros(batch.shape, dtype=values.dtype, device=values.device).index_put((mask,), dense[at])

@@ -67,4 +67,3 @@ def _chandrupatla(excess: Callable[[float], float], a: float, fa: float, b: floa
 
 def log_of(value: float) -> float:
     return math.log(value) if 0.0 < value < math.inf else math.copysign(math.inf, value - 1.0)
-

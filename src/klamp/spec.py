@@ -41,7 +41,9 @@ class Spec:
             unique = dict.fromkeys(getattr(self, which))
             object.__setattr__(self, which, tuple(sorted(unique, key=part_text)))
         for factor in self.factors:
-            clash = [other for other in self.factors if other.of == factor.of and other != factor and _reads(other, factor)]
+            clash = [
+                other for other in self.factors if other.of == factor.of and other != factor and _reads(other, factor)
+            ]
             if clash:
                 raise UserError(
                     f"two factors weigh by the same ratio: {part_text(factor)} and {part_text(clash[0])}; "

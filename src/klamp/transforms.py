@@ -165,7 +165,10 @@ class Gamma:
 
     def evaluate(self, log_ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
         xp, up = namespace(log_ratio), advantages > 0
-        negative_k, negative_rate = log_ratio.new_full((), self.k_negative), log_ratio.new_full((), self.lambda_negative)
+        negative_k, negative_rate = (
+            log_ratio.new_full((), self.k_negative),
+            log_ratio.new_full((), self.lambda_negative),
+        )
         k, rate = xp.where(up, self.k_positive, negative_k), xp.where(up, self.lambda_positive, negative_rate)
         x = log_ratio.clamp(max=80.0)  # e^x may overflow; the weight is exactly 0 there unless lambda is 0
         decay = xp.where(rate > 0.0, rate * x.expm1(), 0.0)

@@ -162,6 +162,7 @@ def ppo_lowprob_relaxed(
 @register_preset(
     "keep = (D(w) <= radius) | ~gate, everything else from the base",
     "Wu et al. 2026, arXiv 2602.05494 (any divergence as the constraint)",
+    usual="trust_region('k3', 0.02)",
 )
 def trust_region(
     measure: str | Measure | Phi,

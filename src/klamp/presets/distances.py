@@ -76,7 +76,9 @@ def m2po(threshold: float = 0.04, ratio: str = "new/old", gate: str = "outward",
     return Spec((found,), (Factor(),), (), _TOKENS)
 
 
-_COV = "Cui et al. 2025, The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv 2505.22617"
+_COV = (
+    "Cui et al. 2025, The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv 2505.22617"
+)
 
 
 @register_preset(

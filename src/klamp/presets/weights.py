@@ -185,5 +185,3 @@ def fipo(
 def real(tau: float = 0.5) -> Spec:
     """Right against wrong answers of a prompt, as a classifier with the ratio as its score."""
     return Spec((), (Factor(Contrast(tau), scope="sequence"),), (), Aggregate("prompt_sum"))
-
-

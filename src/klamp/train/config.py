@@ -37,9 +37,7 @@ _SAYS: dict[str, Callable[[Any], str | None]] = {
     "vespo_k_neg": lambda v: f"vespo(k_neg={v})",
     "vespo_lambda_neg": lambda v: f"vespo(lambda_neg={v})",
     "vllm_importance_sampling_correction": lambda v: "the spec alone, with correction=False (--no-correction)",
-    "vllm_importance_sampling_mode": lambda v: (
-        "... + sequence_mask(), tis(), or mis()"
-    ),
+    "vllm_importance_sampling_mode": lambda v: "... + sequence_mask(), tis(), or mis()",
     "vllm_importance_sampling_clip_max": lambda v: f"... + sequence_mask(high={v})",
     "vllm_importance_sampling_clip_min": lambda v: f"... + sequence_mask(low={v})",
     "vllm_importance_sampling_cap": lambda v: f"... + sequence_mask(high={v})",
