@@ -101,3 +101,13 @@ def test_c28_the_same_move_is_far_or_near_by_the_measure() -> None:
             out, grad, _ = run(spec, fields)
             assert out.kept[0].tolist() == kept
             assert (grad[0] != 0.0).tolist() == kept
+
+
+@pytest.mark.parametrize("case", BINARY["logits"], ids=lambda case: str(case["sampled"]))
+@pytest.mark.parametrize("name", MEASURES)
+def test_divergence_from_logits_and_its_place_below_the_whole_one(case: dict[str, Any], name: str) -> None:
+    old, new = (torch.tensor(case[f"logits_{role}"], dtype=torch.float64).log_softmax(0) for role in ("old", "new"))
+    x, logp = (new - old)[case["sampled"]], old[case["sampled"]]
+    found = float(binary_divergence(f"binary_{name}", x, logp))
+    assert found == pytest.approx(case["binary"][name], rel=1e-11)
+    assert found <= case["exact"][name]  # data processing
