@@ -1,6 +1,7 @@
 # make demo    new .venv, pinned dependencies, then `klamp train` with no arguments
 # make test    the same environment with the development tools, then the tests
 # make bench   what the loss costs, next to TRL's own
+# make conformance   the losses of TRL, verl and Liger themselves against Klamp's, in float64, with counts
 # make lint    ruff and the type checker
 #
 # A machine without CUDA gets the CPU build of torch 2.13.0. To choose another build:
@@ -12,7 +13,7 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := $(VENV)/bin
 
-.PHONY: demo test bench lint warm-start clean
+.PHONY: demo test bench conformance lint warm-start clean
 
 demo: $(VENV)/.train
 	$(BIN)/klamp train
@@ -23,6 +24,9 @@ test: $(VENV)/.dev
 bench: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/loss.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
+
+conformance: $(VENV)/.dev
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m conformance.report --torch '$(TORCH)' --index '$(TORCH_INDEX)'
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -46,4 +50,4 @@ $(VENV)/.dev: $(VENV)/.train pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) .conformance build dist src/*.egg-info

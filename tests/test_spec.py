@@ -409,3 +409,9 @@ def test_extreme_specs_are_explained(text: str) -> None:
     for guard in explain(klamp.parse(text))["guards"]:
         where = guard["region"]["coordinates"]
         assert where is None or 0.0 < where["radius"] < math.inf
+
+
+def test_a_delta_inside_the_clip_is_refused_with_the_spec_that_says_it() -> None:
+    with pytest.raises(klamp.UserError, match=r"write two_sided\(delta=1.3\) with a base whose upper bound is 1.1"):
+        klamp.parse("two_sided(delta=1.1, base='dapo(epsilon_high=0.3)')")
+    assert klamp.parse("two_sided(delta=1.3, base='dapo(epsilon_high=0.3)')").guards

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +11,10 @@ from klamp.conditions import condition
 from klamp.errors import UserError, check_choice
 from klamp.factors import Factor
 from klamp.gates import Likely
-from klamp.guards import Guard, gate
+from klamp.guards import GATES, Guard, gate
 from klamp.language import guard, parse, register_preset
 from klamp.measures import Measure, Phi
-from klamp.regions import Radius, region
+from klamp.regions import Radius, Region, region
 from klamp.spec import Spec
 from klamp.transforms import Cap
 
@@ -112,7 +113,17 @@ def dual_clip(c: float = 3.0, epsilon: float = 0.2, base: str | Spec | None = No
 )
 def two_sided(delta: float = 4.0, epsilon: float = 0.2, base: str | Spec | None = None) -> Spec:
     """INTELLECT-2's two-sided clip: the unclipped ratio is bounded too."""
-    return dual_clip(delta, epsilon, base)
+    found = dual_clip(delta, epsilon, base)
+    bounds = [
+        one.region.high for one in found.guards if isinstance(one.region, Region) and one.gate == GATES["outward"]
+    ]
+    if any(delta < high < math.inf for high in bounds):
+        high = max(bound for bound in bounds if bound < math.inf)
+        raise UserError(
+            f"delta={delta!r} lies below the clip's upper bound {high!r}; J then has delta as the bound for A > 0 and {high!r} for "
+            f"A < 0: write two_sided(delta={high!r}) with a base whose upper bound is {delta!r}"
+        )
+    return found
 
 
 @register_preset(

@@ -23,7 +23,7 @@ _TOKENS = Aggregate("token_mean")
 _DPPO = "Qi et al. 2026, Rethinking the Trust Region in LLM Reinforcement Learning, arXiv 2602.04879"
 _CAPPED = (
     "the ratio is to old; ratio='new/rollout' is the paper's sampler. verl and Stable-RL cap the weight: 20 and 10 in their "
-    "code, 3 in effect (their actor's clip_ratio_c wins): cap=3.0. A = 0 has no gradient either way"
+    "code, 3 in effect (their actor's clip_ratio_c wins): cap=3.0, and read clip_ratio_low and clip_ratio_high, never clip_ratio alone. A = 0 has no gradient either way"
 )
 
 
@@ -45,7 +45,7 @@ def dppo_tv(delta: Radius = 0.15, cap: float = math.inf, ratio: str = "new/old")
 @register_preset(
     "J = w A keep, keep = (KL of {token, any other}, old to new, <= delta) | ~outward; with a cap: sg(min(w, cap)) keep A log pi_new",
     f"{_DPPO} (binary KL)",
-    f"{_CAPPED}; those add 1e-8 to both complements, so that their mask never fires above p = 0.999 or so",
+    f"{_CAPPED}; those add 1e-8 to both complements, so that at 0.05 their mask never fires above p = 0.996",
 )
 def dppo_kl(delta: Radius = 0.05, cap: float = math.inf, ratio: str = "new/old") -> Spec:
     """A mask by the KL divergence of {token, any other}."""

@@ -21,7 +21,7 @@ def _geometric(low: float, high: float, scope: str, aggregate: Aggregate) -> Spe
 
 @register_preset(
     f"{_GSPO}; mean over responses", f"{_SOURCE}, eq. 5",
-    "per token g = s A; verl and SkyRL add 1e-8 to the length and clamp log s at 10",
+    "per token g = s A; SkyRL adds 1e-8 to the length, as verl does where the mask is floating-point; verl clamps log s at 10",
 )  # fmt: skip
 def gspo(epsilon_low: float = 3e-4, epsilon_high: float = 4e-4) -> Spec:
     """The geometric mean of a response's ratios, clipped and weighed as one."""
