@@ -415,3 +415,15 @@ def test_a_delta_inside_the_clip_is_refused_with_the_spec_that_says_it() -> None
     with pytest.raises(klamp.UserError, match=r"write two_sided\(delta=1.3\) with a base whose upper bound is 1.1"):
         klamp.parse("two_sided(delta=1.1, base='dapo(epsilon_high=0.3)')")
     assert klamp.parse("two_sided(delta=1.3, base='dapo(epsilon_high=0.3)')").guards
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("factor(scope='sequence', clipped=True) + guard(ratio_low=0.8, ratio_high=1.2, action='rollback', strength=0.3)",
+     "has a slope beyond them"),
+    ("factor(scope='group', reduce='sum', clipped=True)", "needs no statistic of the step"),
+    ("factor(transform=contrast(), scope='sequence', clipped=True)", "needs no statistic of the step"),
+    ("factor(transform=contrast())", "it needs scope='sequence'; got scope='token'"),
+])  # fmt: skip
+def test_parts_that_would_contradict_each_other_are_refused(text: str, says: str) -> None:
+    with pytest.raises(klamp.UserError, match=says):
+        klamp.parse(text)

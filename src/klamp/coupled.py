@@ -67,6 +67,7 @@ class Contrast:
 
     traits = frozenset({"group_coupled", "own_scale"})
     needs = frozenset({"group"})
+    scope = "sequence"  # one score per response
 
     @property
     def integrated(self) -> bool:

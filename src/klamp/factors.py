@@ -7,10 +7,11 @@ SAPO's soft gate are factors; REINFORCE has none.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from klamp.coupled import Contrast, Normalized
 from klamp.errors import UserError, check_choice
-from klamp.guards import BEFORE, RATIOS, SCOPES, check_scope, ratio_needs, scope_needs
+from klamp.guards import BEFORE, RATIOS, SCOPES, Guard, check_scope, ratio_needs, scope_needs
 from klamp.transforms import (
     BySign,
     Cap,
@@ -50,10 +51,17 @@ class Factor:
             raise UserError(f"clipped={self.clipped!r} must be True or False")
         if self.clipped and (self.scope == "token" or not self.ratio.startswith("new/")):
             raise UserError("clipped=True is of a ratio new/... over a scope wider than a token, such as 'sequence'")
+        if self.clipped and (self.scope == "group" or self.surveys):
+            raise UserError(
+                "clipped=True needs no statistic of the step: take a scope of one response, and a plain transform"
+            )
+        own = getattr(self.transform, "scope", self.scope)
+        if own != self.scope:
+            raise UserError(f"this transform weighs whole responses: it needs scope={own!r}; got scope={self.scope!r}")
         if self.scope == "group" and self.surveys:
             raise UserError("a transform that needs a statistic of the step takes the scope of a response at most")
 
-    @property
+    @cached_property
     def surveys(self) -> bool:
         """Whether the transform needs a statistic of the whole step."""
         return isinstance(self.transform, StepTransform)
@@ -89,6 +97,12 @@ class Factor:
     @property
     def of(self) -> tuple[str, str, str, float]:
         return self.ratio, self.scope, self.reduce, self.discount
+
+
+def absorbs(factor: Factor, guard: Guard) -> bool:
+    """Whether a clipped factor takes the guard's bounds into its own ratio."""
+    same = guard.ratio == factor.ratio and guard.scope == "token"
+    return factor.clipped and same and guard.cut_value == "bound"
 
 
 TRANSFORMS: dict[str, type] = {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from klamp.batch import Batch
-from klamp.factors import Factor
+from klamp.factors import Factor, absorbs
 from klamp.guards import Guard
 from klamp.spec import Spec
 from klamp.survey import Moment, judge, ratio_of, transform_of
@@ -37,7 +38,8 @@ class Weighed:
 class Guarded:
     """The guards folded, [B, T]: cuts by side, dropped tokens, and the value of a token that only clips have cut.
 
-    ``pull``: what g of a token that only rollbacks have cut is multiplied by; None where no guard rolls back.
+    ``pull``: what g of a cut token is multiplied by: 0, or less where a rollback's value is the one that counts; None
+    where no guard rolls back.
     """
 
     keep: Tensor
@@ -72,18 +74,12 @@ def clipped_ratio(spec: Spec, factor: Factor, batch: Batch, advantages: Tensor, 
     """The factor's log-ratio over its scope, of token log-ratios held at the bounds of the guards that cut them."""
     x = batch.log_ratio(factor.ratio)
     for index, guard in enumerate(spec.guards):
-        if absorbed(guard, factor):
+        if absorbs(factor, guard):
             key = f"guard {index}"
             verdict, region = judge(key, guard, batch, advantages, moment), guard.region.now(dict(moment.state), key)
-            x = torch.where(verdict.outside_low & verdict.applies, max(region.log_low, -1e300), x)  # type: ignore[union-attr]
-            x = torch.where(verdict.outside_high & verdict.applies, min(region.log_high, 1e300), x)  # type: ignore[union-attr]
+            for cut, bound in ((verdict.outside_low, region.log_low), (verdict.outside_high, region.log_high)):  # type: ignore[union-attr]
+                x = torch.where(cut & verdict.applies, bound, x) if math.isfinite(bound) else x
     return batch.reduce(torch.where(batch.mask, x, 0.0), factor.scope, factor.reduce, factor.discount)
-
-
-def absorbed(guard: Guard, factor: Factor) -> bool:
-    """Whether a clipped factor takes the guard's bounds into its own ratio."""
-    same = guard.ratio == factor.ratio and guard.scope == "token"
-    return factor.clipped and same and guard.cut_value == "bound"
 
 
 def dropped(spec: Spec, batch: Batch, advantages: Tensor, moment: Moment) -> Tensor | None:
@@ -103,45 +99,42 @@ def fold(spec: Spec, batch: Batch, advantages: Tensor, x: Tensor, weighed: Weigh
     nothing = torch.zeros((), dtype=torch.bool, device=x.device).expand_as(x)
     low = high = cut_low = cut_high = masked = nothing
     value = torch.zeros((), dtype=x.dtype, device=x.device).expand_as(x)
-    pull = torch.ones_like(x) if any(guard.action == "rollback" for guard in spec.guards) else None
+    pull = torch.zeros_like(x) if any(guard.action == "rollback" for guard in spec.guards) else None
     for index, guard in enumerate(spec.guards):
         key = f"guard {index}"
         verdict = judge(key, guard, batch, advantages, moment)
         down, up = verdict.outside_low & verdict.applies, verdict.outside_high & verdict.applies
         low, high = low | verdict.outside_low, high | verdict.outside_high
         if guard.action == "drop_row":
-            row = batch.sequence_sum((down | up).expand(batch.shape) & batch.mask) > 0
-            up, down = up | (row & ~down & (x >= 0)), down | (row & ~up & (x < 0))
+            row, own = (
+                batch.sequence_sum((down | up).expand(batch.shape) & batch.mask) > 0,
+                batch.log_ratio(guard.ratio),
+            )
+            up, down = up | (row & ~down & (own >= 0)), down | (row & ~up & (own < 0))
         if guard.cut_value == "zero":
             masked = masked | down | up
-        elif any(absorbed(guard, factor) for factor in spec.factors):
-            value = torch.where(down | up, weighed.carried, value)
         else:
-            value = _bound(
-                guard, key, advantages, (down, up), value, cut_low | cut_high if index else None, weighed, moment
-            )
-        if pull is not None:
-            pull = torch.where(down | up, -guard.strength, pull)
+            taken = any(absorbs(factor, guard) for factor in spec.factors)
+            mine = weighed.carried if taken else _bound(guard, key, up, value, weighed, moment)
+            chosen = (down | up) & (_lower(mine, value, advantages) | ~(cut_low | cut_high)) if index else down | up
+            value = torch.where(chosen, mine, value)
+            pull = None if pull is None else torch.where(chosen, -guard.strength, pull)
         cut_low, cut_high = cut_low | (down & ~cut_high), cut_high | (up & ~cut_low)
     value = weighed.scaled(value) if spec.guards else value
     if any(guard.cut_value == "zero" for guard in spec.guards):
         value = torch.where(masked, 0.0, value)  # last: a factor may overflow where the token is cut
+        pull = None if pull is None else torch.where(masked, 0.0, pull)
     low, high, cut_low, cut_high = (side.expand_as(x) & batch.mask for side in (low, high, cut_low, cut_high))
     return Guarded(~(cut_low | cut_high), low, high, cut_low, cut_high, value, pull)
 
 
-def _bound(guard: Guard, key: str, advantages: Tensor, cut: tuple[Tensor, Tensor], value: Tensor, already: Tensor | None,
-           weighed: Weighed, moment: Moment) -> Tensor:  # fmt: skip
-    """The nearest bound for the cut tokens; where clips overlap, the pessimistic one (smallest A * bound).
-
-    A rollback's value falls from the bound b: -strength w + (1 + strength) b.
-    """
-    down, up = cut
+def _bound(guard: Guard, key: str, up: Tensor, like: Tensor, weighed: Weighed, moment: Moment) -> Tensor:
+    """The value of a token that a guard cuts: the nearest bound b; a rollback's falls from there: (1 + strength) b - strength w."""
     region = guard.region.now(dict(moment.state), key)
-    bound = torch.where(up, value.new_full((), region.high), region.low)  # type: ignore[union-attr]
-    if guard.action == "rollback":
-        bound = (1.0 + guard.strength) * bound - guard.strength * weighed.carried
-    if already is None:
-        return torch.where(down | up, bound, value)
-    lower = torch.where(advantages > 0, torch.minimum(bound, value), torch.maximum(bound, value))
-    return torch.where(down | up, torch.where(already, lower, bound), value)
+    bound = torch.where(up, like.new_full((), region.high), region.low)  # type: ignore[union-attr]
+    return bound if guard.action != "rollback" else (1.0 + guard.strength) * bound - guard.strength * weighed.carried
+
+
+def _lower(mine: Tensor, value: Tensor, advantages: Tensor) -> Tensor:
+    """Where guards overlap the pessimistic value counts, that of the smaller A * value."""
+    return torch.where(advantages > 0, mine < value, mine > value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klamp.conditions import Budget, Condition, Distance, Nowhere
@@ -122,7 +123,7 @@ class Guard:
         """Whether the reduction is of D rather than of log-ratios."""
         return self.reduce in AFTER
 
-    @property
+    @cached_property
     def surveyed(self) -> bool:
         """Whether the guard needs a statistic of the whole step."""
         return isinstance(self.region, Budget) or isinstance(self.gate, SelectingGate) or self.scope == "group"

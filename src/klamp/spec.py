@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from klamp.aggregates import PROMPTS, Aggregate
 from klamp.errors import UserError
-from klamp.factors import TRANSFORMS, Factor
+from klamp.factors import TRANSFORMS, Factor, absorbs
 from klamp.gates import SELECTIONS, Gate
 from klamp.guards import Guard
 from klamp.measures import Measure
@@ -48,6 +49,12 @@ class Spec:
                 raise UserError(
                     f"two factors weigh by the same ratio: {part_text(factor)} and {part_text(clash[0])}; "
                     "keep one of the two methods and add the other's guards only"
+                )
+        for factor, guard in itertools.product(self.factors, self.guards):
+            if guard.action == "rollback" and absorbs(factor, guard):
+                raise UserError(
+                    f"{part_text(factor)} clamps its log-ratios at the bounds of {part_text(guard)}, which has a slope beyond "
+                    "them; use action='zero', or clipped=False"
                 )
         if sum(factor.integrated for factor in self.factors) > 1:
             raise UserError("two factors both carry the dependence on the new policy; cap one of them with cap()")

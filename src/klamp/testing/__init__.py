@@ -1,14 +1,14 @@
 """The laws that every policy loss obeys, as a public suite: ``check_spec(spec)``.
 
 ===  ===================================================================================  ==================================
-law  what holds                                                                           exempting trait
+law  what holds                                                                           trait that takes a part of it
 ===  ===================================================================================  ==================================
 1    on-policy (all policies equal) the policy term is the plain policy gradient: g = A   selects, group_coupled, own_scale
 2    NaN, inf, +-1e10 in masked positions change no bit of loss, gradient or metric
 3    a cut token has policy gradient exactly 0, even if its ratio overflows               pushes_back
 4    any cut into micro-batches, ranks, windows: same loss, gradient and metrics          local_mean
 5    padding side and width, packing, row order and group order do not matter
-6    A = 0, or equal rewards: exactly zero policy gradient, not counted as cut            group_coupled
+6    A = 0, or equal rewards: exactly zero policy gradient, not counted as cut
 7    a larger radius keeps a superset; an infinite one equals the spec without the guard
 8    D(w) <= radius and the solved bounds give the same cuts away from ties
 9    g equals float64 autograd of the written-out objective, away from ties               (g and penalty are held apart)
@@ -18,8 +18,9 @@ law  what holds                                                                 
 13   a kept weight that overflows is capped by a factor or raised; nothing else clamps
 ===  ===================================================================================  ==================================
 
-A law is switched off only by a trait of the spec (``spec.traits``), never by a method's name. ``docs/laws.md`` says
-what each law means.
+What a law may not ask of a spec is taken from it by a trait (``spec.traits``), never by a method's name, and the rest is
+asked all the same; a law is exempt as a whole where a spec has nothing that it speaks of. ``docs/laws.md`` says what
+each law means.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from dataclasses import replace
 from klamp.language import parse
 from klamp.objective import Objective
 from klamp.spec import Spec
-from klamp.testing import gradients, invariance
+from klamp.testing import extremes, gradients, invariance, widening
 from klamp.testing.court import LAWS, Law, LawResult, LawViolation, Maker, Trial
 from klamp.testing.draws import check_needs
 
-__all__ = ["LAWS", "Law", "LawResult", "LawViolation", "check_spec", "gradients", "invariance"]
+__all__ = ["LAWS", "Law", "LawResult", "LawViolation", "check_spec", "extremes", "gradients", "invariance", "widening"]
 
 _DIVISOR = 16.0  # a trainer fills in its maximum completion length
 

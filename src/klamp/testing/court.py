@@ -1,9 +1,9 @@
-"""What a law is: its number, its words, the traits that exempt from it, its check; and how a check accuses."""
+"""What a law is: its number, its words, what a trait takes from it, its check; and how a check accuses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,7 +21,10 @@ Maker = Callable[[Spec], Objective]
 
 @dataclass(frozen=True)
 class LawResult:
-    """What became of one law: ``held`` on so many ``instances``, or ``exempt`` for a ``reason``."""
+    """What became of one law: ``held`` on so many ``instances``, or ``exempt`` for a ``reason``.
+
+    A law may hold but for what a trait of the spec takes from it; the ``reason`` says that too, and is else empty.
+    """
 
     law: int
     name: str
@@ -45,20 +48,22 @@ class LawViolation(AssertionError):
 
 @dataclass(frozen=True)
 class Law:
+    """``exempt``: what a trait of the spec takes from the law; the check asks for all the rest."""
+
     number: int
     name: str
-    exempt: frozenset[str]
+    exempt: Mapping[str, str]
     check: Callable[[Trial], int | str]
 
 
 LAWS: dict[int, Law] = {}
 
 
-def law(number: int, name: str, *exempt: str) -> Callable[[Callable[[Trial], int | str]], None]:
+def law(number: int, name: str, **exempt: str) -> Callable[[Callable[[Trial], int | str]], None]:
     """Make a check a law. It returns how many instances held, or a sentence why it does not apply."""
 
     def add(check: Callable[[Trial], int | str]) -> None:
-        LAWS[number] = Law(number, name, frozenset(exempt), check)
+        LAWS[number] = Law(number, name, exempt, check)
 
     return add
 
@@ -76,15 +81,14 @@ class Trial:
 
     def run(self) -> LawResult:
         number, name = self.law.number, self.law.name
-        legitimate = sorted(self.law.exempt & self.spec.traits)
-        if legitimate:
-            return LawResult(number, name, "exempt", f"the spec has the trait {', '.join(legitimate)}", 0)
         found = self.law.check(self)
         if isinstance(found, str):
             return LawResult(number, name, "exempt", found, 0)
         if not found:
             return LawResult(number, name, "exempt", f"no instance among {self.batches} batches", 0)
-        return LawResult(number, name, "held", "", found)
+        taken = sorted(self.law.exempt.keys() & self.spec.traits)
+        reason = "; ".join(f"the spec has the trait {trait}: {self.law.exempt[trait]}" for trait in taken)
+        return LawResult(number, name, "held", reason, found)
 
     # --- material -------------------------------------------------------------------------------------------
 
@@ -96,6 +100,11 @@ class Trial:
     def policy_spec(self) -> Spec:
         """The spec without its penalties: its gradient is the policy term's."""
         return replace(self.spec, penalties=(), name="")
+
+    @property
+    def start(self) -> dict[str, float]:
+        """The state before the first step: the spec's, and what an objective of one's own adds."""
+        return Objective(self.spec).init() | self.objective.init()
 
     def generator(self, index: int = 0) -> torch.Generator:
         return torch.Generator().manual_seed(1_000_003 * self.seed + 1009 * self.law.number + index)

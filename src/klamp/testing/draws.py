@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from klamp.advantages import group_advantages
 from klamp.batch import Batch
+from klamp.binary import BINARY, binary_bounds
+from klamp.conditions import Budget, Distance
 from klamp.errors import UserError
+from klamp.guards import Guard
 from klamp.objective import LossOutput, Objective
+from klamp.radii import number
+from klamp.regions import Region
 from klamp.spec import Spec
 from klamp.stats import Stats
+from klamp.survey import guards_of
 
 # From the smallest to the largest, so that a broken law is shown on the smallest batch that breaks it.
 KINDS = ("one token", "all masked", "one-token rows", "ragged rows", "packed rows", "per-token advantages",
@@ -25,6 +32,7 @@ _SHAPES = {"one token": (1, 1), "all masked": (2, 3), "one-token rows": (4, 1), 
            "packed rows": (3, 8), "per-token advantages": (4, 6), "tied rewards": (8, 4), "wide": (12, 16)}  # fmt: skip
 _FIELDS = frozenset({"logp_rollout", "logp_ref", "entropy", "group", "row", "segment", "reward"})
 _DIVERGENCE = re.compile(r"divergences\[(.+)\]")
+ROLES = ("logp_new", "logp_old", "logp_rollout", "logp_ref")
 LEAVES = ("logp_new", "entropy")  # what the loss may be differentiated by
 B = TypeVar("B", bound=Batch)
 
@@ -127,22 +135,54 @@ def make(spec: Spec, kind: str, generator: torch.Generator) -> Draw:
         "entropy": torch.rand(shape, generator=generator, dtype=torch.float64) * 3.0,
         "segment": torch.arange(shape[1]).expand(shape) // 2,
     }
-    for need in spec.needs - fields.keys():
+    optional |= distances(spec, shape, generator)
+    for need in sorted(spec.needs - fields.keys()):
         fields[need] = optional[need] if need in optional else _normal(shape, generator).abs()
     return Draw(kind, fields)
 
 
+def every_guard(spec: Spec) -> list[Guard]:
+    """The guards of the policy term, those that a penalty is on, and those that a selecting gate spares."""
+    found = [guard for _, guard in guards_of(spec)]
+    spared = [getattr(guard.gate, "unless", None) for guard in found]
+    return list(dict.fromkeys([*found, *(guard for guard in spared if guard is not None)]))
+
+
 def widths(spec: Spec) -> list[float]:
     """The finite distances of the spec's bounds from w = 1, in log space, within what a batch can show."""
-    bounds = [abs(bound) for guard in spec.guards for bound in (guard.region.log_low, guard.region.log_high)]
+    bounds = [abs(bound) for guard in every_guard(spec) for bound in _bounds(guard.region)]
     return [min(max(bound, 1e-6), 2.0) for bound in bounds if 0.0 < bound < math.inf]
+
+
+@lru_cache(maxsize=64)
+def _bounds(region: Any) -> tuple[float, ...]:
+    if isinstance(region, Budget):
+        region = Region(region.measure, region.budget, region.budget)
+    if isinstance(region, Region):
+        return region.log_low, region.log_high
+    radii = [number(getattr(region, f"radius_{side}", math.inf)) for side in ("low", "high")]
+    if getattr(region, "measure", None) not in BINARY:
+        return ()
+    return binary_bounds(region.measure, 0.4, radii[0])[0], binary_bounds(region.measure, 0.4, radii[1])[1]
+
+
+def distances(spec: Spec, shape: tuple[int, int], generator: torch.Generator) -> dict[str, Tensor]:
+    """Divergences over the vocabulary, about as large as the radii that bound them."""
+    found = {}
+    for guard in every_guard(spec):
+        name = f"divergences[{getattr(guard.region, 'measure', None)}]"
+        if isinstance(guard.region, Distance) and name in spec.needs:
+            radii = [number(guard.region.radius_low), number(guard.region.radius_high)]
+            size = next((radius for radius in radii if 0.0 < radius < math.inf), 1.0)
+            found[name] = size * _normal(shape, generator).abs() * 1.5
+    return found
 
 
 def _policies(spec: Spec, shape: tuple[int, int], generator: torch.Generator) -> dict[str, Tensor]:
     """Log-probs below 0 whose ratios new/old, old/rollout and ref/old are a row's drift plus a token's."""
+    scales = [*widths(spec), 0.3]
 
     def drift() -> Tensor:
-        scales = [*widths(spec), 0.3]
         scale = scales[int(torch.randint(0, len(scales), (), generator=generator))]
         return scale * (_normal((shape[0], 1), generator) + _normal(shape, generator))
 
@@ -217,13 +257,13 @@ def packed(draw: Draw) -> Draw:
     return draw.each(join).having("packed in pairs", {"row": row})
 
 
-def renamed(draw: Draw) -> Draw:
-    """Other ids for the same groups and packed responses."""
+def renamed(draw: Draw, names: Collection[str]) -> Draw:
+    """Other ids for the same groups or responses."""
 
     def rename(name: str, value: Tensor) -> Tensor:
-        return value.mul(-7).add(101) if name in ("group", "row") else value
+        return value.mul(-7).add(101) if name in names else value
 
-    return draw.each(rename, "groups and rows renamed")
+    return draw.each(rename, f"{' and '.join(names)} ids renamed")
 
 
 def poisoned(draw: Draw, values: list[float], generator: torch.Generator) -> Draw:
