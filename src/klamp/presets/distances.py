@@ -8,7 +8,7 @@ from klamp.aggregates import Aggregate
 from klamp.conditions import Budget, Nowhere, condition
 from klamp.errors import check_choice
 from klamp.factors import Factor
-from klamp.gates import CovarianceTop, CovarianceWindow
+from klamp.gates import CovarianceTop, CovarianceWindow, EntropyBelow
 from klamp.gates import gate as gate_of
 from klamp.guards import GATES, Guard
 from klamp.language import register_preset
@@ -104,3 +104,13 @@ def clip_cov(share: float = 2e-4, low: float = 1.0, high: float = 5.0, epsilon: 
     base = ppo(epsilon)
     chosen = Guard(Nowhere(), gate=CovarianceWindow(share, low, high, base.guards[0], seed))
     return base + chosen
+
+
+@register_preset(
+    "keep = H >= the quantile of the entropies of the whole step",
+    "Wang et al. 2025, Beyond the 80/20 Rule: High-Entropy Minority Tokens Drive Effective RL for LLM Reasoning, arXiv 2506.01939",
+    "cut tokens stay in the mean's denominator; TRL (top_entropy_quantile=0.2 is quantile=0.8 here) takes each micro-batch's quantile",
+)
+def entropy_mask(quantile: float = 0.8) -> Spec:
+    """Only the tokens of highest entropy train: 0.8 leaves a fifth of them."""
+    return Spec((Guard(Nowhere(), gate=EntropyBelow(quantile)),))
