@@ -68,7 +68,7 @@ PRESETS = [
     "kl_cov(share=0.2, coefficient=0.5)", "clip_cov(share=0.2, low=0.01, high=3.0)",
     "ppo_kl_penalty(beta=0.5, target=0.02)", "ppo_kl_penalty(measure='jeffreys')", "ppo_kl_adaptive", "dro",
     # corrections, alone or with a method
-    "tis", "dapo + mis(scope='sequence')",
+    "grpo + entropy_mask(quantile=0.6)", "tis", "dapo + mis(scope='sequence')",
     "grpo + icepop(low=0.8, high=1.2)",
     "sequence_mask(high=1.5, low=0.5)", "grpo + sequence_mask(high=3.0)",
     "cispo + geometric_mask(low=0.9, high=1.1)", "dapo + opsm(delta=0.05)", "grpo + vaco(radius=0.1)",

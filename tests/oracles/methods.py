@@ -309,6 +309,21 @@ def tis_normalised(base: Method, high: float, low: float = 0.0, scope: str = "to
     return method
 
 
+def entropy_mask(base: Method, quantile: float) -> Method:
+    """Only tokens whose entropy reaches the quantile of the step's, by linear interpolation of the sorted values."""
+
+    def method(step: list[Sample]) -> list[Terms]:
+        every = sorted(value for s in step for value in s.entropy.detach().tolist())
+        if not every:
+            return base(step)
+        place = quantile * (len(every) - 1)
+        low, high = every[math.floor(place)], every[math.ceil(place)]
+        least = low + (high - low) * (place - math.floor(place))
+        return corrected(base, lambda s: (s.entropy.detach() >= least).double())(step)
+
+    return method
+
+
 def sequence_mask(base: Method, high: float, low: float) -> Method:
     return icepop(base, low, high, "sequence")
 
@@ -744,6 +759,8 @@ def _corrections() -> list[Case]:
         Case("mis", "dapo() + mis(low=0.95, high=1.05, scope='geometric')", icepop(dapo, 0.95, 1.05, "geometric")),
         Case("sequence_mask", "grpo() + sequence_mask()", sequence_mask(grpo, 3.0, 0.0), "sequence_mean"),
         Case("sequence_mask", "reinforce() + sequence_mask(high=1.4, low=0.7)", sequence_mask(plain, 1.4, 0.7)),
+        Case("entropy_mask", "dapo() + entropy_mask()", entropy_mask(dapo, 0.8)),
+        Case("entropy_mask", "grpo() + entropy_mask(quantile=0.35)", entropy_mask(grpo, 0.35), "sequence_mean"),
         Case("geometric_mask", "dapo() + geometric_mask()", geometric_mask(dapo, 0.999, 1.001)),
         Case("geometric_mask", "grpo() + geometric_mask(low=0.95, high=1.05)", geometric_mask(grpo, 0.95, 1.05), "sequence_mean"),
         Case("opsm", "grpo() + opsm()", opsm(grpo, 0.5), "sequence_mean"),
