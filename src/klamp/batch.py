@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from klamp import scopes
@@ -49,9 +49,9 @@ class Batch:
         logp_ref: Float[Tensor, "B T"] | None = None,
         entropy: Float[Tensor, "B T"] | None = None,
         divergences: Mapping[str, Float[Tensor, "B T"]] | None = None,
-        group: Int[Tensor, "B"] | None = None,
-        row: Int[Tensor, "B"] | Int[Tensor, "B T"] | None = None,
-        segment: Int[Tensor, "B T"] | None = None,
+        group: Integer[Tensor, "B"] | None = None,
+        row: Integer[Tensor, "B"] | Integer[Tensor, "B T"] | None = None,
+        segment: Integer[Tensor, "B T"] | None = None,
         reward: Float[Tensor, "B"] | None = None,
         missing: Missing = "row",
         validate: bool = True,
@@ -66,6 +66,9 @@ class Batch:
         self.missing_rows: Int[Tensor, ""] | None = None
         self.missing_tokens: Int[Tensor, ""] | None = None
         self._check_fields()
+        for name in ("group", "row", "segment"):  # a narrow integer would overflow in a hash, or index as a mask
+            value: Tensor | None = getattr(self, name)
+            setattr(self, name, None if value is None else value.long())
         if missing not in ("row", "token", "raise"):
             raise UserError(f"missing={missing!r} is unknown; choose 'row', 'token' or 'raise'")
         if advantages.ndim == 1:

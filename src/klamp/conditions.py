@@ -185,6 +185,8 @@ def condition(
     plain = {"radius": radius, "radius_low": radius_low, "radius_high": radius_high, "ratio_low": ratio_low,
              "ratio_high": ratio_high}  # fmt: skip
     given = [name for name, value in plain.items() if value is not None]
+    if over != "all" and budget is None:
+        raise UserError(f"over={over!r} belongs to a budget: give budget=")
     if region is not None:
         if region != "nowhere" or given or which is not None or budget is not None:
             raise UserError(f"region={region!r} takes no other bound; region='nowhere' leaves the choice to the gate")
@@ -193,8 +195,6 @@ def condition(
         if given or which is None:
             raise UserError("a budget needs a measure and no radius, for example measure='k2', budget=0.02")
         return Budget(_of_ratio(which), budget, over)
-    if over != "all":
-        raise UserError(f"over={over!r} belongs to a budget: give budget=")
     if isinstance(which, str) and (which in BINARY or which in WHOLE):
         return _distance(which, radius, radius_low, radius_high, ratio_low, ratio_high)
     if isinstance(which, str) and which not in MEASURES and ":" not in which and "(" not in which:
@@ -208,7 +208,7 @@ _measure = measure
 
 
 def _of_ratio(which: Any) -> Measure:
-    if which in BINARY or which in WHOLE:
+    if isinstance(which, str) and (which in BINARY or which in WHOLE):
         raise UserError(f"a budget is over a measure of the ratio; {which} is not one: take k2, k3, tv, ...")
     return _measure(which)
 

@@ -33,7 +33,12 @@ class Normalized:
         return self.transform.evaluate(log_ratio, advantages)[0].double().expand(batch.shape)[where].unsqueeze(1)
 
     def settle(self, samples: Tensor) -> Tensor:
-        return samples.mean() if samples.numel() else samples.new_ones(())
+        mean = samples.mean() if samples.numel() else samples.new_ones(())
+        if mean.device.type == "cpu" and not math.isfinite(float(mean)):
+            raise UserError(
+                "normalized() has no mean: a weight of the step overflows; cap it, normalized(cap(high=10))"
+            )
+        return mean
 
     def given(self, statistic: Tensor, batch: Batch) -> _Divided:
         return _Divided(self.transform, statistic)

@@ -159,6 +159,8 @@ def standard_batch(seed: int = 0) -> Batch:
     0.3 times a Student t with 4 degrees of freedom, the rollout policy by 0.05, the reference by 1. Rewards are 0
     or 1, advantages normalised by prompt. Divergences over the vocabulary are the binary ones, times 1 to 2.
     """
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise UserError(f"seed={seed!r} must be a whole number, 0 or above")
     rows, columns = 64, 128
     random = np.random.default_rng(seed)
     surprise = 0.4 * random.exponential(size=(rows, columns)) ** 2

@@ -5,9 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 2000  # characters of a message: what was asked may be a text of any size
+
 
 class UserError(ValueError):
     """A request that cannot be met: says what was asked, what is possible, and the nearest valid choice."""
+
+    def __init__(self, message: str) -> None:
+        cut = len(message) > LONGEST
+        super().__init__(f"{message[: LONGEST // 2]} ... {message[-LONGEST // 2 :]}" if cut else message)
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

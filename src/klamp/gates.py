@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from klamp.errors import UserError, did_you_mean
 from klamp.measures import import_path
+from klamp.radii import Scaled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,7 +120,7 @@ class Likely:
             _set_share(self, name)
         if self.policy not in ("old", "rollout", "ref"):
             raise UserError(
-                f"policy={self.policy!r} is unknown; {did_you_mean(self.policy, ('old', 'rollout', 'ref'))}"
+                f"policy={self.policy!r} is unknown; {did_you_mean(str(self.policy), ('old', 'rollout', 'ref'))}"
             )
 
     @property
@@ -144,6 +145,10 @@ class Ring:
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise UserError(f"{name}={value!r} is not a number")
         if not 0.0 < self.low <= 1.0 <= self.high < math.inf:
             raise UserError(f"ring(low={self.low!r}, high={self.high!r}) must satisfy 0 < low <= 1 <= high < inf")
         object.__setattr__(self, "low", float(self.low))
@@ -259,10 +264,12 @@ class CovarianceWindow:
             raise UserError(f"the window ({self.low!r}, {self.high!r}) is empty: low must be below high")
         object.__setattr__(self, "low", float(self.low))
         object.__setattr__(self, "high", float(self.high))
-        if self.unless is not None and (not hasattr(self.unless, "judge") or self.unless.surveyed):
-            raise UserError(
-                "unless= must be a guard that needs no statistic of the step, for example guard(ratio_high=1.2)"
-            )
+        if self.unless is not None:
+            fixed = hasattr(self.unless, "judge") and not self.unless.surveyed
+            if not fixed or any(not isinstance(radius, Scaled) for radius in self.unless.region.moves):
+                raise UserError(
+                    "unless= must be a fixed guard without a statistic of the step, such as guard(ratio_high=1.2)"
+                )
 
     @property
     def needs(self) -> frozenset[str]:
@@ -350,7 +357,7 @@ def gate(name: str | AnyGate | Predicate) -> AnyGate:
         raise UserError(
             f"the gate {name} takes numbers: write it as a call without quotes, for example gate={name}(...)"
         )
-    if ":" in str(name):
+    if isinstance(name, str) and ":" in name:
         found = import_path(name, "gate")
         if not isinstance(found, Gate) and not callable(found):
             raise UserError(f"gate {name!r} is a {type(found).__name__}; a predicate is needed")

@@ -106,7 +106,7 @@ class Guard:
             if self.cut_value != "bound" or self.strength == math.inf:
                 raise UserError("action='rollback' needs an interval, cut_value='bound' and a finite strength")
             object.__setattr__(self, "strength", float(self.strength))
-        elif self.strength:
+        elif isinstance(self.strength, bool) or self.strength != 0.0:
             raise UserError(f"strength={self.strength!r} belongs to action='rollback'")
         if self.action.startswith("drop") and self.surveyed:
             raise UserError(

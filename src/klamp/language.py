@@ -21,7 +21,7 @@ from klamp.guards import Guard
 from klamp.measures import FAMILIES, measure
 from klamp.penalties import Penalty
 from klamp.radii import RADII, Moving
-from klamp.spec import NAMES, PENALTIES, Part, Spec, of_part, value_text
+from klamp.spec import NAMES, PENALTIES, Part, Spec, of_part, part_text, value_text
 
 
 def guard(**arguments: Any) -> Guard:
@@ -115,7 +115,7 @@ def preset(name: str, *args: Any, **arguments: Any) -> Spec:
     ``aggregate``: an Aggregate or its text, in place of the method's own. ``penalty``: one penalty or several, added.
     Raises UserError for unknown names and arguments, with the nearest valid ones.
     """
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise UserError(f"unknown preset {name!r}; {did_you_mean(str(name), PRESETS)}")
     found = PRESETS[name]
     aggregate, penalty = arguments.pop("aggregate", None), arguments.pop("penalty", None)
@@ -126,7 +126,7 @@ def preset(name: str, *args: Any, **arguments: Any) -> Spec:
         mean = _part(aggregate, Aggregate, "aggregate")
         spec, shown["aggregate"] = replace(spec, aggregate=mean), mean
     if penalty is not None:
-        penalty = parse(penalty).penalties if isinstance(penalty, (str, Spec)) else penalty
+        penalty = _penalties_of(penalty) if isinstance(penalty, (str, Spec)) else penalty
         several = penalty if isinstance(penalty, (tuple, list)) else [penalty]
         extra = tuple(_part(one, Penalty, "penalty") for one in several)
         spec = replace(spec, penalties=spec.penalties + extra)
@@ -152,6 +152,15 @@ def with_aggregate(spec: Spec, mean: Aggregate) -> Spec:
 def list_presets() -> list[str]:
     """The names of the presets."""
     return sorted(PRESETS)
+
+
+def _penalties_of(given: str | Spec) -> tuple[Penalty, ...]:
+    found = parse(given)
+    others = [part for part in found.parts if part not in found.penalties]
+    if others or not found.penalties:
+        extra = f"; {', '.join(map(part_text, others))} would be lost: add it with +" if others else ""
+        raise UserError(f"penalty={str(given)!r} must be penalties alone: {', '.join(PENALTIES)}{extra}")
+    return found.penalties
 
 
 def _part(value: Any, kind: Any, what: str) -> Any:
@@ -195,8 +204,13 @@ def parse(text: str | Spec) -> Spec:
     """The spec that a text describes; ``parse(str(spec)) == spec``. Raises UserError, with the nearest valid choice."""
     if isinstance(text, Spec):
         return text
-    terms = list(_terms(_expression(text)))
-    specs = [found if isinstance(found, Spec) else of_part(found) for found in (_term(term, text) for term in terms)]
+    return _sum(_expression(text), text)
+
+
+def _sum(node: ast.expr, text: str) -> Spec:
+    specs = [
+        found if isinstance(found, Spec) else of_part(found) for found in (_term(term, text) for term in _terms(node))
+    ]
     total = specs[0]
     for spec in specs[1:]:
         total = total + spec
@@ -223,11 +237,18 @@ def _terms(node: ast.expr) -> Iterable[ast.expr]:
 
 
 def _term(node: ast.expr, text: str) -> Spec | Part:
-    name, args, arguments = _call(node, text)
+    return _named(*_call(node, text))
+
+
+def _named(name: str, args: list[Any], arguments: dict[str, Any]) -> Spec | Part:
     if name in PARTS:
         return _build(name, PARTS[name], args, arguments)  # type: ignore[no-any-return]
     if name in PRESETS:
         return preset(name, *args, **arguments)
+    if name in VALUES:
+        raise UserError(
+            f"{name}(...) is a value inside a part, not a part; for example guard(...) or factor(...) takes it"
+        )
     raise UserError(f"unknown preset or part {name!r}; {did_you_mean(name, [*PRESETS, *PARTS])}")
 
 
@@ -266,13 +287,15 @@ def _value(node: ast.expr, text: str) -> Any:
         if not isinstance(value, float):
             raise UserError(f"cannot read the value {ast.unparse(node)!r} in {text!r}")
         return -value
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _sum(node, text)
     if isinstance(node, (ast.List, ast.Tuple)):
         return [_value(item, text) for item in node.elts]
     if isinstance(node, ast.Call):
         name, args, arguments = _call(node, text)
         if name in VALUES:
             return _build(name, VALUES[name], args, arguments)
-        return _term(node, text)
+        return _named(name, args, arguments)
     try:
         value = ast.literal_eval(node)
         if isinstance(value, int):
@@ -283,18 +306,40 @@ def _value(node: ast.expr, text: str) -> Any:
 
 
 def spec_from_dict(data: dict[str, Any]) -> Spec:
-    """The inverse of ``Spec.to_dict``."""
-    aggregate = data.get("aggregate")
-    return Spec(
-        tuple(_part_from_dict(item) for item in data.get("guards", ())),
-        tuple(_part_from_dict(item) for item in data.get("factors", ())),
-        tuple(_part_from_dict(item) for item in data.get("penalties", ())),
-        None if aggregate is None else _part_from_dict(aggregate),
-        str(data.get("spec", "")),
-    )
+    """The inverse of ``Spec.to_dict``. Raises UserError for what ``to_dict`` does not write."""
+    known = ("spec", *_SLOTS)
+    if not isinstance(data, dict) or not set(data) <= set(known) or not any(data.get(name) for name in _SLOTS):
+        raise UserError(
+            f"a spec's dictionary has the keys {', '.join(known)} and at least one part; got {_brief(data)}"
+        )
+    found: dict[str, tuple[Any, ...]] = {}
+    for slot, kind in _SLOTS.items():
+        given = data.get(slot) or ()
+        if isinstance(given, dict) and slot == "aggregate":
+            given = [given]
+        if not isinstance(given, (list, tuple)) or len(given) > (1 if slot == "aggregate" else math.inf):
+            raise UserError(
+                f"{slot} of a spec's dictionary: {'one part' if slot == 'aggregate' else 'a list of parts'}"
+            )
+        found[slot] = tuple(_part_from_dict(item) for item in given)
+        for part in found[slot]:
+            if not isinstance(part, kind):
+                raise UserError(f"{value_text(part)} is no part for the {slot} of a spec")
+    mean = found["aggregate"][0] if found["aggregate"] else None
+    return Spec(found["guards"], found["factors"], found["penalties"], mean, str(data.get("spec", "")))
 
 
-def _part_from_dict(data: dict[str, Any]) -> Any:
+_SLOTS: dict[str, Any] = {"guards": Guard, "factors": Factor, "penalties": Penalty, "aggregate": Aggregate}
+
+
+def _brief(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 200 else f"{shown[:200]} ..."
+
+
+def _part_from_dict(data: Any) -> Any:
+    if not isinstance(data, dict):
+        raise UserError(f"a part's dictionary names it: {{'part': 'guard', ...}}; got {_brief(data)}")
     arguments = {key: _number(value) for key, value in data.items() if key != "part"}
     name = data.get("part")
     builders = PARTS | VALUES
@@ -306,7 +351,7 @@ def _part_from_dict(data: dict[str, Any]) -> Any:
 def _number(value: Any) -> Any:
     if isinstance(value, dict):
         return _part_from_dict(value)
-    return math.inf if value == "inf" else value
+    return float(value) if value in ("inf", "-inf") else value
 
 
 __all__ = [

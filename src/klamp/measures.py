@@ -316,6 +316,9 @@ _CUSTOM = re.compile(r"measure\(\s*(['\"])(?P<path>[^'\"]+)\1\s*,\s*curvature\s*
 
 def measure(name: str | Measure | Phi, curvature: float | None = None) -> Measure:
     """The measure with this name: one of ``MEASURES``, ``power(a)``, ``renyi(a)``, or ``package.module:phi``."""
+    custom = not isinstance(name, Measure) and (callable(name) or ":" in str(name))
+    if curvature is not None and not custom:
+        raise UserError(f"curvature={curvature!r} belongs to a function of one's own; {name} has its curvature")
     if isinstance(name, Measure):
         return name
     if callable(name):
@@ -323,8 +326,8 @@ def measure(name: str | Measure | Phi, curvature: float | None = None) -> Measur
     text = str(name).strip()
     if text in MEASURES:
         return MEASURES[text]
-    if custom := _CUSTOM.fullmatch(text):
-        return measure(custom["path"], float(custom["c"]))
+    if own := _CUSTOM.fullmatch(text):
+        return measure(own["path"], float(own["c"]))
     if (family := _FAMILY.fullmatch(text)) and family[1] in FAMILIES:
         try:
             return FAMILIES[family[1]](float(family[2]))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _ESTIMATES = {"k1": ("k1", -1.0), "k2": ("k2", 1.0), "k3": ("k3_flipped", 1.0), "abs": ("log_ratio", 1.0)}
 ESTIMATORS = tuple(_ESTIMATES)
+_SMALLEST, _LARGEST = 1e-100, 1e100  # of an adaptive beta: 0 and inf could not be left again
 
 
 class Terms(NamedTuple):
@@ -86,13 +87,14 @@ class FPenalty:
         return Terms(beta * self.measure.divergence(x), beta * self.measure.divergence_slope(x))
 
     def adapt(self, beta: float, divergence: float) -> float:
-        """The next beta, given the mean k3(new/old) of the step just done."""
+        """The next beta, given the mean k3(new/old) of the step just done; one that overflows doubles it."""
         assert self.target is not None
         if self.rate is not None:
-            return max(beta + self.rate * (divergence - self.target), 0.0)
+            step = self.rate * (divergence - self.target)
+            return max(beta + (step if step < math.inf else max(beta, self.rate * self.target)), 0.0)
         if divergence > 1.5 * self.target:
-            return 2.0 * beta
-        return 0.5 * beta if divergence < self.target / 1.5 else beta
+            return min(2.0 * beta, _LARGEST)
+        return max(0.5 * beta, _SMALLEST) if divergence < self.target / 1.5 else beta
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,8 @@ class EntropyBonus:
 
 
 def check_on(guard: object) -> None:
+    if isinstance(guard, Guard) and guard.action != "zero":
+        raise UserError(f"on= only selects tokens: action={guard.action!r} would do nothing there; leave it out")
     if guard is not None and not isinstance(guard, Guard):
         raise UserError(
             f"on={guard!r} must be a guard, whose cut tokens are penalised: on=guard(measure='k3', radius=0.02)"

@@ -73,6 +73,10 @@ class Adaptive:
             raise UserError("adaptive() follows one target: give removed=0.01 (a share of tokens) or kl=0.001 (nats)")
         target = "removed" if self.removed is not None else "kl"
         object.__setattr__(self, target, _positive(target, getattr(self, target)))
+        if self.removed is not None and self.removed >= 1.0:
+            raise UserError(
+                f"removed={self.removed!r} is a share of tokens: it must be below 1; 0.01 is one in a hundred"
+            )
         if not 0.0 <= self.low <= self.start <= self.high:
             raise UserError(f"adaptive() needs low <= start <= high; got {self.low!r}, {self.start!r}, {self.high!r}")
 

@@ -107,7 +107,7 @@ def _running(batch: Batch, values: Tensor, how: str, discount: float, backwards:
 
 def _scan(dense: Tensor, discount: float) -> Tensor:
     shift = 1
-    while shift < dense.shape[1]:
+    while shift < dense.shape[1] and discount**shift > 0.0:  # beyond, weights underflow: 0 * inf is nothing, not NaN
         dense = torch.cat([dense[:, :shift], dense[:, shift:] + discount**shift * dense[:, :-shift]], dim=1)
         shift *= 2
     return dense

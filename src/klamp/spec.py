@@ -65,6 +65,8 @@ class Spec:
         if isinstance(other, str):
             raise UserError(f"a spec is composed with a spec or a part: write klamp.parse({other!r})")
         if not isinstance(other, Spec):
+            if not isinstance(other, (Guard, Factor, Aggregate, Penalty)):
+                raise UserError(f"a spec is composed with a spec or a part; got {other!r}")
             other = of_part(other)
         mine, theirs = self.aggregate, other.aggregate
         if mine is not None and theirs is not None and mine != theirs:
@@ -230,12 +232,14 @@ def value_text(value: object) -> str:
     if type(value) in NAMES or isinstance(value, Aggregate):
         return part_text(value)
     if isinstance(value, Spec):
-        return repr(str(value))
+        return str(value)
     if callable(value) and not isinstance(value, type):  # a function of one's own, by its import path
         return repr(f"{value.__module__}:{getattr(value, '__qualname__', value)}")
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(value_text(item) for item in value) + "]"
-    return "inf" if value == math.inf else repr(value)
+    if isinstance(value, float):  # NumPy's too
+        return repr(float(value))
+    return repr(value.item() if hasattr(value, "item") else value)
 
 
 def _plain(value: object) -> Any:
@@ -243,4 +247,4 @@ def _plain(value: object) -> Any:
         return str(value)
     if type(value) in NAMES:
         return part_dict(value)
-    return "inf" if value == math.inf else value
+    return repr(value) if isinstance(value, float) and math.isinf(value) else value

@@ -113,6 +113,8 @@ def dual_clip(c: float = 3.0, epsilon: float = 0.2, base: str | Spec | None = No
 )
 def two_sided(delta: float = 4.0, epsilon: float = 0.2, base: str | Spec | None = None) -> Spec:
     """INTELLECT-2's two-sided clip: the unclipped ratio is bounded too."""
+    if not delta > 1.0:
+        raise UserError(f"delta={delta!r} must exceed 1: it bounds the ratio from above (4.0 is usual)")
     found = dual_clip(delta, epsilon, base)
     bounds = [
         one.region.high for one in found.guards if isinstance(one.region, Region) and one.gate == GATES["outward"]
@@ -164,6 +166,7 @@ def ppo_lowprob_relaxed(
     ratio: str = "new/rollout",
 ) -> Spec:
     """A ratio clip that spares tokens which the sampler thought improbable."""
+    check_choice("ratio", ratio, ("new/old", "new/rollout"))
     where = region(ratio_low=1.0 - epsilon_low, ratio_high=1.0 + epsilon_high)
     applies = Likely(probability_low, probability_high, ratio.partition("/")[2])
     found = Guard(where, ratio, gate=applies, cut_value="zero")

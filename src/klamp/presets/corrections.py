@@ -5,9 +5,11 @@ They have no mean of their own: ``dapo() + tis(high=2.0)``.
 
 from __future__ import annotations
 
+import math
+
 from klamp.conditions import Condition, condition
 from klamp.coupled import Normalized
-from klamp.errors import check_choice
+from klamp.errors import UserError, check_choice
 from klamp.factors import Factor
 from klamp.guards import GATES, Guard
 from klamp.language import register_preset
@@ -34,6 +36,8 @@ _COMPOSED = "a correction to compose with a method: it has no mean of its own"
 def tis(high: float = 2.0, low: float = 0.0, scope: str = "token", normalize: bool = False) -> Spec:
     """Truncated importance sampling from the sampler's policy to the trainer's."""
     check_choice("scope", scope, tuple(_SCOPES))
+    if not isinstance(normalize, bool):
+        raise UserError(f"normalize={normalize!r} must be True or False")
     cap, (over, how) = Cap(low, high), _SCOPES[scope]
     return Spec((), (Factor(Normalized(cap) if normalize else cap, _RHO, over, how),))
 
@@ -128,6 +132,10 @@ def rs_k1(low: float = 0.5, high: float = 2.0, scope: str = "token") -> Spec:
     """Rejection of tokens or responses by the log-ratio between sampler and trainer."""
     over = {"token": ("token", "mean"), "sequence_mean": ("sequence", "mean"), "sequence_sum": ("sequence", "sum")}
     check_choice("scope", scope, tuple(over))
+    if not 0.0 < low <= 1.0 <= high < math.inf:
+        raise UserError(
+            f"low={low!r} and high={high!r} bound rollout/old: 0 < low <= 1 <= high < inf; 0.5 and 2.0 are usual"
+        )
     where = region(ratio_low=1.0 / high, ratio_high=1.0 / low)
     action = "drop" if scope == "token" else "drop_row"
     found = Guard(where, _RHO, *over[scope], gate=GATES["always"], action=action, cut_value="zero")

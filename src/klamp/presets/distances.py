@@ -13,7 +13,7 @@ from klamp.gates import gate as gate_of
 from klamp.guards import GATES, Guard
 from klamp.language import register_preset
 from klamp.measures import MEASURES
-from klamp.penalties import FPenalty
+from klamp.penalties import FPenalty, check_positive
 from klamp.presets.clips import ppo
 from klamp.regions import Radius
 from klamp.spec import Spec
@@ -60,7 +60,7 @@ def ipo(threshold: float = 0.1, kl_tau: float = 1e-3) -> Spec:
     """A two-sided probability mask and a squared log-ratio penalty, both to the sampler's policy."""
     ratio = "new/rollout"
     found = Guard(condition("binary_tv", threshold), ratio, gate=GATES["always"])
-    penalty = FPenalty(MEASURES["k2"], 2.0 * kl_tau, ratio)
+    penalty = FPenalty(MEASURES["k2"], 2.0 * check_positive("kl_tau", kl_tau), ratio)
     return Spec((found,), (Factor(Identity(), ratio),), (penalty,), _TOKENS)
 
 
@@ -89,7 +89,7 @@ _COV = (
 def kl_cov(share: float = 2e-4, coefficient: float = 1.0) -> Spec:
     """A penalty on the few tokens that drive the entropy down."""
     chosen = Guard(Nowhere(), gate=CovarianceTop(share))
-    penalty = FPenalty(MEASURES["log_ratio"], coefficient, on=chosen)
+    penalty = FPenalty(MEASURES["log_ratio"], check_positive("coefficient", coefficient), on=chosen)
     return Spec((), (Factor(),), (penalty,), _TOKENS)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from klamp.aggregates import Aggregate
+from klamp.errors import UserError
 from klamp.factors import Factor
 from klamp.guards import Guard
 from klamp.language import register_preset
@@ -54,6 +55,10 @@ def luspo(epsilon_low: float = 2e-3, epsilon_high: float = 2.5e-3) -> Spec:
 )
 def gmpo(epsilon: float = 0.4) -> Spec:
     """The geometric mean of token ratios that are clipped one by one."""
+    if not 0.0 <= epsilon <= 700.0:
+        raise UserError(
+            f"epsilon={epsilon!r} bounds log w: it must be from 0 to 700 (e^700 is near the largest number)"
+        )
     where = region(ratio_low=math.exp(-epsilon), ratio_high=math.exp(epsilon))
     return Spec((Guard(where),), (Factor(scope="sequence", clipped=True),), (), Aggregate("sequence_mean"))
 

@@ -45,7 +45,7 @@ def gpg() -> Spec:
 )
 def cispo(epsilon_high: float = 4.0, epsilon_low: float = 1.0) -> Spec:
     """Capped importance weights, bounds as offsets from 1: the gradient survives outside the region."""
-    return cispo_absolute(1.0 + epsilon_high, max(0.0, 1.0 - epsilon_low))
+    return cispo_absolute(1.0 + epsilon_high, 0.0 if epsilon_low > 1.0 else 1.0 - epsilon_low)
 
 
 @register_preset(
@@ -170,8 +170,8 @@ def fipo(
     epsilon_low: float = 0.2, epsilon_high: float = 0.28, half_life: float = 32.0, high: float = 1.2, low: float = 1.0
 ) -> Spec:
     """A token weighs more if what follows it in the response has become more likely."""
-    if not 0.0 < half_life < math.inf:
-        raise UserError(f"half_life={half_life!r} must be a finite number of tokens above 0")
+    if not 1e-2 < half_life < math.inf:
+        raise UserError(f"half_life={half_life!r} must be a finite number of tokens above 0.01")
     influence = Factor(Cap(low, high), "new/old", "suffix", "sum", 2.0 ** (-1.0 / half_life))
     return dapo(epsilon_low, epsilon_high) + influence
 
@@ -184,4 +184,6 @@ def fipo(
 )
 def real(tau: float = 0.5) -> Spec:
     """Right against wrong answers of a prompt, as a classifier with the ratio as its score."""
+    if not 0.0 < tau < math.inf:
+        raise UserError(f"tau={tau!r} must be a finite number above 0; 0.5 is usual")
     return Spec((), (Factor(Contrast(tau), scope="sequence"),), (), Aggregate("prompt_sum"))

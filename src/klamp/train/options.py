@@ -61,7 +61,7 @@ def configure(options: Options, task_defaults: Mapping[str, Any]) -> Any:
             if name not in known:
                 raise UserError(f"there is no option {name!r}; {did_you_mean(name, known)}")
         defaults |= source
-    spec = options.spec or DEFAULT_SPEC
+    spec = DEFAULT_SPEC if options.spec is None else options.spec
     for name, value in {**options.config, **_named(options.trl)}.items():
         if name in _OURS:
             raise UserError(f"{name} belongs to klamp train: say {_OURS[name]}")

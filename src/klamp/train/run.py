@@ -76,7 +76,7 @@ def train(options: Options) -> dict[str, Any]:
     """Train as asked, in a new run directory; returns the summary. Raises UserError before anything is written."""
     if rundir.is_main():
         rundir.check_writable(options.out)
-    parse(options.spec or "grpo")  # before the slow imports
+    parse("grpo" if options.spec is None else options.spec)  # before the slow imports
     for name in ("dataset", "model"):  # kept whole, so that the run can be resumed from another folder
         value = getattr(options, name)
         if value is not None and Path(value).exists():
