@@ -73,7 +73,8 @@ def test_presets_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [
-    ["--help"], ["explain", "dppo_kl"], ["train", "--help"], ["presets"], ["presets", "--table"],
+    ["--help"], ["explain", "dppo_kl"], ["train", "--help"], ["presets"], ["presets", "--table"], ["lab", "--help"],
+    ["export", "gspo", "--to", "verl"],
 ])  # fmt: skip
 def test_light_verbs_import_neither_torch_nor_trl(words: list[str]) -> None:
     code = (
@@ -84,6 +85,34 @@ def test_light_verbs_import_neither_torch_nor_trl(words: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("HEAVY []")
+
+
+def test_export_prints_flags_and_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "export", "atr_grpo(delta=0.02)", "--to", "verl")
+    assert (code, err) == (0, "")
+    assert "actor_rollout_ref.actor.clip_ratio_high=0.2135" in out
+    assert "clip_ratio_c" in out  # the dual clip that is on by default
+    code, out, _ = run(capsys, "export", "atr_grpo(delta=0.02)", "--to", "trl", "--json")
+    found = json.loads(out)
+    assert 1.0 + found["settings"]["epsilon_high"] == pytest.approx(1.2135497071517296, rel=1e-12)
+    assert (code, found["exact"]) == (0, True)
+
+
+def test_what_cannot_be_exported_is_exit_code_3_with_what_can(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "export", "m2po", "--to", "trl")
+    assert (code, err) == (3, "")
+    assert "cannot: TRL has no flag for guard(measure='k2', budget=0.02)" in out
+    assert "instead: " in out
+
+
+def test_map_and_plot_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, picture = tmp_path / "map.html", tmp_path / "grpo.svg"
+    assert run(capsys, "map", "--out", str(page))[:2] == (0, f"{page}\n")
+    assert page.stat().st_size < 3_000_000
+    code, out, err = run(capsys, "explain", "grpo", "--plot", str(picture))
+    assert (code, err) == (0, f"wrote {picture}\n")
+    assert "0.8 <= w <= 1.2" in out
+    assert picture.read_text().startswith("<svg")
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------
@@ -157,6 +186,26 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["diff", "grpo", "dapo", "--batch", "{}/none"], "does not exist"),
     (["diff", "grpo", "dapo", "--batch", "{}/d.jsonl"], "is not a readable Parquet file"),
     (["diff", "grpo", "dr_grpo"], "needs a constant divisor"),
+    (["diff", "grpo", "dapo", "--seed", "-1"], "seed=-1 must be a whole number"),
+    (["train", "--spec", ""], "cannot read the spec ''"),
+    (["export", "grpo"], "the following arguments are required: --to"),
+    (["export", "grpo", "--to", "verll"], "did you mean 'verl'?"),
+    (["export", "gropo", "--to", "verl"], "did you mean 'grpo'?"),
+    (["map", "--out", "{}/none/map.html"], "none"),
+    (["explain", "reinforce", "--plot", "{}/x.svg"], "interval"),
+    (["explain", "grpo", "--plot", "{}/none/x.svg"], "none"),
+    (["lab"], "the following arguments are required: VERB"),
+    (["lab", "verify", "--seeds", "0"], "seeds=0 must be a whole number from 1"),
+    (["lab", "verify", "--seeds", "many"], "invalid int value"),
+    (["lab", "verify", "--seed", "-1"], "seed=-1 must be a whole number from 0"),
+    (["lab", "explore"], "the following arguments are required: SPEC"),
+    (["lab", "explore", "gppo"], "did you mean 'ppo'?"),
+    (["lab", "explore", "grpo", "--scenario", "rar"], "did you mean 'rare'?"),
+    (["lab", "explore", "grpo", "--group", "1"], "group=1 has no mean"),
+    (["lab", "explore", "grpo", "--rate", "nan"], "rate=nan must be a finite number"),
+    (["lab", "explore", "grpo", "--horizon", "3"], "--horizon belongs to --world tree or chain"),
+    (["lab", "explore", "grpo", "--world", "tree", "--horizon", "12"], "too many to enumerate"),
+    (["lab", "explore", "grpo + entropy_bonus()"], "tokens that were not sampled"),
 ]
 
 

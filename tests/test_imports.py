@@ -14,9 +14,10 @@ SRC = Path(__file__).parents[1] / "src" / "klamp"
 ROOMS = """
 errors version metrics measures solver binary radii regions conditions gates guards transforms coupled factors
 penalties aggregates spec language presets explain export table
-scopes batch stats survey fold tally advantages objective testing
+scopes batch stats survey fold tally advantages exploration objective testing
 records diff charts report
-worker answers rewards data tasks train
+lab atlas plot
+worker answers rewards data tasks train evaluate
 cli __main__
 """
 ORDER = ROOMS.split()
@@ -29,8 +30,8 @@ INSIDE_A_FUNCTION = {("spec", "language"), ("rewards", "tasks")}
 
 # Third-party packages that may be imported while a room loads; elsewhere only inside a function.
 WALLS = {
-    "torch": {"scopes", "batch", "stats", "survey", "fold", "tally", "advantages", "objective", "testing", "diff", "train"},
-    "jaxtyping": {"batch", "stats", "tally", "advantages", "objective", "testing", "diff", "train"},
+    "torch": {"evaluate", "scopes", "batch", "stats", "survey", "fold", "tally", "advantages", "exploration", "objective", "testing", "diff", "lab", "train"},
+    "jaxtyping": {"evaluate", "batch", "stats", "tally", "advantages", "exploration", "objective", "testing", "diff", "lab", "train"},
     "trl": {"train"}, "transformers": {"train"}, "accelerate": {"train"}, "datasets": {"train", "data"},
     "pyarrow": set(), "math_verify": set(), "reasoning_gym": set(), "scipy": set(), "mpmath": set(),
 }  # fmt: skip

@@ -179,7 +179,8 @@ def test_diagnostics_may_be_left_out() -> None:
     assert torch.equal(plain.loss, full.loss)
     costly = ("kl_old_new_mean", "kl_new_ref_mean", "overflow_count", "overflow_ref_count", "entropy_mean", "ratio_max",
               "ratio_histogram")  # fmt: skip
-    assert set(full.metrics.show()) - set(plain.metrics.show()) == {f"policy/{name}" for name in costly}
+    extra = {f"explore/{name}" for name in ("kept_surprise_mean", "cut_surprise_mean", "entropy_push_mean")}
+    assert set(full.metrics.show()) - set(plain.metrics.show()) == {f"policy/{name}" for name in costly} | extra
     adaptive = klamp.Objective("ppo_kl_penalty(target=0.01)", diagnostics=False)
     assert "policy/kl_old_new_mean" in adaptive(batch).metrics.show()
 

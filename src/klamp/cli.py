@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from klamp.errors import UserError
+from klamp.lab import command as lab
 from klamp.version import __version__
 
 _TRAIN_EPILOG = """\
@@ -34,11 +35,23 @@ def _parser() -> argparse.ArgumentParser:
     explain = verbs.add_parser("explain", help="what a spec is: equation, region, coordinates, needs, sources")
     explain.add_argument("spec", help="for example 'atr_grpo(delta=0.02) + sequence_mask(high=3.0)'")
     explain.add_argument("--json", action="store_true", help="as JSON")
+    explain.add_argument("--plot", metavar="FILE", help="also draw region, surrogate and coefficient as SVG")
     presets = verbs.add_parser("presets", help="the published methods that ship as specs")
     shape = presets.add_mutually_exclusive_group()
     shape.add_argument("--table", action="store_true", help="their parts side by side, as a Markdown table")
     shape.add_argument("--json", action="store_true", help="as JSON")
     _add_diff(verbs)
+    export = verbs.add_parser(
+        "export", help="the flags of another framework that give the same constraint, and what differs"
+    )
+    export.add_argument("spec", help="a spec, for example 'atr_grpo(delta=0.02)'")
+    export.add_argument(
+        "--to", required=True, metavar="NAME", help="trl, verl, openrlhf, ...; an unknown name lists them"
+    )
+    export.add_argument("--json", action="store_true", help="as JSON")
+    lab.add_parser(verbs)
+    chart = verbs.add_parser("map", help="every published two-sided clip on one interactive page")
+    chart.add_argument("--out", metavar="FILE", default="map.html", help="the page to write (default: map.html)")
     return parser
 
 
@@ -85,7 +98,8 @@ def _add_train(verbs: Any) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0 done, 2 bad input, 130 interrupted."""
+    """Run the command line; returns the exit code: 0 done, 1 a statement violated, 2 bad input, 3 nothing to export, 130
+    interrupted."""
     words = sys.argv[1:] if argv is None else argv
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # parts of one's own by import path; last, so that they shadow nothing
@@ -112,6 +126,10 @@ def _explain(arguments: argparse.Namespace, rest: list[str]) -> int:
     from klamp.presets import parse
 
     spec = parse(arguments.spec)
+    if arguments.plot:
+        from klamp.plot import write
+
+        print(f"wrote {write(spec, Path(arguments.plot))}", file=sys.stderr)
     print(json.dumps(explain(spec), indent=2) if arguments.json else text(spec))
     return 0
 
@@ -246,7 +264,35 @@ def _help_trl() -> int:
     return 0
 
 
-_VERBS = {"train": _train, "explain": _explain, "presets": _presets, "diff": _diff}
+def _export(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from klamp.export import export
+    from klamp.presets import parse
+
+    found = export(parse(arguments.spec), arguments.to)
+    print(json.dumps(found.to_dict(), indent=2) if arguments.json else found.report())
+    return 3 if found.reason else 0
+
+
+def _map(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from klamp.atlas import build
+
+    print(build(Path(arguments.out)))
+    return 0
+
+
+def _lab(arguments: argparse.Namespace, rest: list[str]) -> int:
+    return lab.run(arguments)
+
+
+_VERBS = {
+    "train": _train,
+    "explain": _explain,
+    "presets": _presets,
+    "diff": _diff,
+    "export": _export,
+    "lab": _lab,
+    "map": _map,
+}
 
 
 if __name__ == "__main__":

@@ -43,6 +43,19 @@ OBJECTIVE: dict[str, tuple[str, str]] = {
         ">= 0",
     ),
     "factor/reweighted_share": ("kept tokens whose weight differs from the plain ratio w = new/old", "0..1"),
+    "explore/kept_surprise_mean": (
+        "mean of -log q(a) - H, weighted by |g|, over tokens that this spec keeps and the clip [0.8, 1.2] would cut, nats",
+        "any",
+    ),
+    "explore/cut_surprise_mean": (
+        "the same, weighted by |A| w, over tokens that this spec cuts and that clip would keep, nats",
+        "any",
+    ),
+    "explore/entropy_push_mean": (
+        "mean of (g - g of that clip)(-log q(a) - H): above 0 the spec raises the entropy more than the clip does, to first "
+        "order of a natural-gradient step",
+        "any",
+    ),
     "penalty/loss_mean": ("penalties per unmasked token, as added to the loss", "any"),
     "batch/tokens_count": ("unmasked tokens", ">= 0"),
     "batch/zero_advantage_share": ("tokens with an advantage of exactly 0", "0..1"),

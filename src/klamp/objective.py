@@ -15,6 +15,7 @@ from torch import Tensor
 
 from klamp.batch import Batch
 from klamp.errors import UserError
+from klamp.exploration import exploration
 from klamp.fold import Guarded, dropped, fold, weigh
 from klamp.guards import Guard
 from klamp.metrics import HISTOGRAM_BINS, HISTOGRAM_LIMIT
@@ -81,6 +82,9 @@ class Objective:
 
         Raises UserError where the metrics are not those of as many tokens as ``stats`` counted.
         """
+        lacking = sorted(self.init().keys() - state.keys())
+        if lacking:
+            raise UserError(f"this state lacks {', '.join(lacking)}: it is another spec's; start from objective.init()")
         following = dict(state)
         if self.spec.counts_steps:
             following["step"] = state["step"] + 1.0
@@ -150,6 +154,8 @@ class Objective:
             loss = loss + extra
         self._check_overflow(loss, g, policy + penalty)
         metrics = self._tally(batch, x, guarded, live, policy, penalty, weighed.weight)
+        if self.diagnostics and batch.entropy is not None:
+            metrics.means |= exploration(batch, x, advantages, kept, g)
         if left is not None:
             metrics.sums["guard/dropped_count"] = (mask & ~left).sum()
         inside = mask & ~(guarded.outside_low | guarded.outside_high)
