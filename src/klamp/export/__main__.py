@@ -1,0 +1,5 @@
+"""``python -m klamp.export`` writes docs/export.md."""
+
+from klamp.export.page import page
+
+print(page(), end="")
