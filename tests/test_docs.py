@@ -82,3 +82,10 @@ def test_a_run_emits_what_is_documented(tmp_path: Path, capsys: pytest.CaptureFi
     }
     assert named == set(METRICS) - only_elsewhere
     assert set(TRAINER) <= named
+
+
+@pytest.mark.parametrize(("spec", "name"), [("atr_grpo(delta=0.02)", "atr_grpo"), ("dapo", "dapo")])
+def test_figures_are_current(spec: str, name: str) -> None:
+    from klamp.plot import svg
+
+    assert (ROOT / "docs" / "figures" / f"{name}.svg").read_text().strip() == svg(klamp.parse(spec)).strip()
