@@ -64,7 +64,9 @@ def test_any_cut_of_a_step_is_the_same_step(spec: str) -> None:
             close(again, loss, atol=1e-13)
             assert float((other - gradient).norm()) <= 1e-12 * float(gradient.norm())
             for name, value in metrics.show().items():
-                assert summed.show()[name] == (value if value is None else pytest.approx(value, rel=1e-12, abs=1e-15)), name
+                assert summed.show()[name] == (
+                    value if value is None else pytest.approx(value, rel=1e-12, abs=1e-15)
+                ), name
 
 
 @pytest.mark.parametrize("spec", ASKING[:7])
