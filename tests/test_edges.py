@@ -113,7 +113,7 @@ def test_nested_bases_grow_with_their_depth() -> None:
 
 def test_a_mean_weight_that_overflows_is_said() -> None:
     spec = "factor(normalized(cap())) + guard(ratio_high=10, gate='always', cut_value='zero') + token_mean()"
-    with pytest.raises(klamp.UserError, match="a weight of the step overflows"):
+    with pytest.raises(klamp.UserError, match=r"the policy gradient weight at \[0, 0\] overflows"):
         klamp.Objective(spec)(batch([[0.1, 800.0]], [1.0]))
 
 

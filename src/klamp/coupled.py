@@ -34,11 +34,7 @@ class Normalized:
 
     def settle(self, samples: Tensor) -> Tensor:
         mean = samples.mean() if samples.numel() else samples.new_ones(())
-        if mean.device.type == "cpu" and not math.isfinite(float(mean)):
-            raise UserError(
-                "normalized() has no mean: a weight of the step overflows; cap it, normalized(cap(high=10))"
-            )
-        return mean
+        return mean.where(mean.isfinite(), math.nan)  # x / inf would silently be 0: the objective raises on NaN
 
     def given(self, statistic: Tensor, batch: Batch) -> _Divided:
         return _Divided(self.transform, statistic)
