@@ -28,16 +28,20 @@ def exploration(
     """
     assert batch.entropy is not None
     low, high = (math.log(bound) for bound in REFERENCE)
-    surprise = -batch.select(batch.logp_new) - batch.select(batch.entropy)
-    live = batch.mask & (advantages != 0)
+    surprise = torch.where(batch.mask, -(batch.logp_new.detach() + batch.entropy.detach()), 0.0).to(x.dtype)
     outward = (advantages > 0) & (x > high) | (advantages < 0) & (x < low)
     plain = advantages * x.exp()  # in the dtype of g, so that equal weights cancel exactly
-    finite = live & torch.isfinite(plain)
-    clipped = torch.where(finite & ~outward, plain, 0.0).double()
-    mine = torch.where(finite, g.double(), 0.0)
-    only_kept, only_cut = finite & kept & outward, finite & ~kept & ~outward
-    found = {}
-    for name, where, size in (("kept", only_kept, mine.abs()), ("cut", only_cut, clipped.abs())):
-        weight = torch.where(where, size, 0.0)
-        found[f"explore/{name}_surprise_mean"] = ((weight * surprise).sum(), weight.sum())
-    return found | {"explore/entropy_push_mean": (((mine - clipped) * surprise).sum(), batch.mask.sum())}
+    finite = batch.mask & torch.isfinite(plain)
+    clipped, mine = torch.where(finite & ~outward, plain, 0.0), torch.where(finite, g, 0.0)
+    only_kept = torch.where(outward & kept, mine, 0.0).abs()
+    only_cut = torch.where(kept, 0.0, clipped).abs()
+    tokens = batch.mask.sum()
+    return {
+        "explore/kept_surprise_mean": (_sum(only_kept * surprise), _sum(only_kept)),
+        "explore/cut_surprise_mean": (_sum(only_cut * surprise), _sum(only_cut)),
+        "explore/entropy_push_mean": (_sum((mine - clipped) * surprise), tokens),
+    }
+
+
+def _sum(values: Tensor) -> Tensor:
+    return values.sum(dtype=torch.float64)
