@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         parser = _parser()
         arguments, rest = parser.parse_known_args(words)
-        _refuse_twice(words, {f"--{name.replace('_', '-')}" for name in vars(arguments)})
+        _refuse_twice(words, _single(arguments))
         if rest and arguments.verb != "train":
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         return int(_VERBS[arguments.verb](arguments, rest))
@@ -178,6 +178,11 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
     if is_main():
         print(json.dumps(summary, indent=2) if arguments.json else _summary_text(summary))
     return 0 if summary["status"] == "finished" else 130
+
+
+def _single(arguments: argparse.Namespace) -> set[str]:
+    """The options that take one value; those that collect a list may be given again."""
+    return {f"--{name.replace('_', '-')}" for name, value in vars(arguments).items() if not isinstance(value, list)}
 
 
 def _refuse_twice(words: list[str], ours: set[str]) -> None:
