@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-import threading
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -17,9 +16,7 @@ import pytest
 from klamp import rewards
 from klamp.answers import extract, plain_number
 from klamp.errors import UserError
-from klamp.rewards import completion_text, guarded, reward
-
-TOWER = "10^{5^{5^{5^{5^5}}}}"
+from klamp.rewards import completion_text, guarded, gym, reward
 
 
 def score(function: Any, gold: Any, text: str) -> float | None:
@@ -73,7 +70,7 @@ EXACT = [  # decided without math-verify
     ("1/2", "0.5", 1.0),
     ("70", "070", 1.0),
     ("", r"\boxed{7}", None),
-    ("Evelyn", "Evelyn", None),
+    ("Evelyn", "Evelyn", 1.0),
     ("1e-7", "2e-7", 0.0),
     ("1e-7", r"$1 \cdot 2e-7$", 0.0),
     ("43.0", "43", 1.0),
@@ -87,7 +84,7 @@ EXACT = [  # decided without math-verify
     ("43", r"\boxed{4", 0.0),
     ("43", "", 0.0),
     ("43", "no idea", 0.0),
-    ("43", "The answer is 43 because 40 + 3 = 43.", 0.0),  # several numbers: none is the answer
+    ("43", "The answer is 43 because 40 + 3 = 43.", 1.0),
     ("7", "7.0", 1.0),
     ("7", "$7$", 1.0),
     ("7", r"\text{7}", 1.0),
@@ -148,55 +145,14 @@ def test_math_decides_plain_numbers_itself(gold: str, text: str, expected: Any, 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the worker was asked")
 
-    if "cdot" not in text and gold != "Evelyn":
-        monkeypatch.setattr(rewards.WORKER, "ask", refuse)
+    if "cdot" not in text:
+        monkeypatch.setattr(rewards.WORKER, "map", lambda function, rows, **_: refuse() if rows else [])
     assert score(reward("math"), gold, text) == expected
 
 
 @pytest.mark.parametrize(("gold", "text", "expected"), SYMBOLIC)
 def test_math_by_math_verify(math_reward: Any, gold: str, text: str, expected: float | None) -> None:
     assert score(math_reward, gold, text) == expected
-
-
-def test_a_thread_gives_the_same_verdicts() -> None:
-    found: list[float | None] = []
-    fresh = reward("math", time_limit=20.0)  # nothing remembered
-    golds, texts, expected = zip(*SYMBOLIC[:8], *EXACT[:8], strict=True)
-    thread = threading.Thread(target=lambda: found.extend(fresh(golds, texts, answer=list(golds))))
-    thread.start()
-    thread.join(60)
-    assert found == list(expected)
-
-
-def test_a_tower_of_powers_ends_within_the_limit_and_is_counted(math_reward: Any) -> None:
-    assert score(math_reward, "1/2^3", "2^{-3}") == 1.0  # the worker is up
-    before = rewards.WORKER._process
-    limited = reward("math", time_limit=1.0)
-    start = time.monotonic()
-    assert score(limited, "43", TOWER) == 0.0
-    assert time.monotonic() - start < 4.0
-    assert limited.counts == {"timeouts": 1}
-    assert before is not None
-    assert before.poll() is not None
-    assert score(math_reward, "1/2^4", "2^{-4}") == 1.0  # and replaced
-
-
-def test_a_worker_that_dies_is_counted_and_replaced(math_reward: Any) -> None:
-    assert score(math_reward, "1/2^5", "2^{-5}") == 1.0
-    process = rewards.WORKER._process
-    assert process is not None
-    threading.Timer(0.3, process.kill).start()
-    fresh = reward("math", time_limit=20.0)
-    assert score(fresh, "43", TOWER + "+1") == 0.0
-    assert fresh.counts == {"errors": 1}
-    assert score(math_reward, "1/2^6", "2^{-6}") == 1.0
-
-
-def test_unscored_rows_are_counted_and_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    function = reward("math")
-    assert function(["p"] * 3, ["7", "7", "x"], answer=["", None, "7"]) == [None, None, 0.0]
-    assert function.counts == {"unscored": 2, "scored": 1}
-    assert len([r for r in caplog.records if "cannot score" in r.message]) == 1
 
 
 @pytest.mark.parametrize(
@@ -237,7 +193,7 @@ def test_extraction_is_linear_in_hostile_text() -> None:
 # --- reasoning-gym ------------------------------------------------------------------------------------------
 def test_reasoning_gym_task() -> None:
     pytest.importorskip("reasoning_gym")
-    task = rewards.reasoning_gym_task("reasoning_gym:chain_sum", size=40, min_terms=2, max_terms=2, max_digits=2)
+    task = rewards.reasoning_gym_task("reasoning_gym:chain_sum(min_terms=2, max_terms=2, max_digits=2)", size=40)
     rows = task.train(0)
     assert len(rows) == 40
     assert rows == task.train(0)
@@ -253,9 +209,37 @@ def test_reasoning_gym_task() -> None:
     ]
 
 
+def test_a_task_with_few_problems_still_holds_different_ones_out() -> None:
+    pytest.importorskip("reasoning_gym")
+    task = rewards.reasoning_gym_task("reasoning_gym:products(min_digits=1, max_digits=1, size=300)")
+    train, heldout = ([row["prompt"] for row in rows] for rows in (task.train(3), task.heldout()))
+    assert len(train) == 300
+    assert 10 <= len(heldout) == len(set(heldout)) <= 25  # of 100 products of digits
+    assert not set(train) & set(heldout)
+
+
+@pytest.mark.parametrize(
+    "options", ["(", "(3)", "(max_digits=len('x'))", "(seed=3)", "(**{})", "(max_digits=0)", "(nope=1)"]
+)
+def test_options_of_a_task_that_are_none(options: str) -> None:
+    pytest.importorskip("reasoning_gym")
+    with pytest.raises(UserError, match="products"):
+        rewards.reasoning_gym_task(f"reasoning_gym:products{options}")
+
+
 def test_reasoning_gym_entries_keep_tuples_and_keys() -> None:
     entry = {"answer": "a", "metadata": {"grid": ((1, 2), [3, (4,)]), 5: {"x": None}}}
-    assert rewards._decode(json.loads(json.dumps(rewards._encode(entry)))) == entry
+    assert gym._decode(json.loads(json.dumps(gym._encode(entry)))) == entry
+
+
+def test_reasoning_gym_with_options() -> None:
+    pytest.importorskip("reasoning_gym")
+    function = reward("reasoning_gym('chain_sum', min_terms=2, max_terms=2)")
+    row = rewards.reasoning_gym_task("reasoning_gym:chain_sum", size=1).train(0)[0]
+    assert function(["p"], [row["answer"]], answer=[row["answer"]], entry=[row["entry"]]) == [1.0]
+    assert function.counts == {"correct": 1}
+    with pytest.raises(UserError, match="refuses the options"):
+        reward("reasoning_gym('chain_sum', nope=3)")
 
 
 @pytest.mark.parametrize(
@@ -280,6 +264,94 @@ def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(UserError, match="pip install reasoning-gym"):
         reward("reasoning_gym:chain_sum")
+
+
+# --- numbers, choices, shape, sums --------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "gold", "answer", "expected"),
+    [
+        ("numeric", "100/3", r"\boxed{33.33}", 1.0),
+        ("numeric", "100/3", r"\boxed{33.2}", 0.0),
+        ("numeric(tolerance=0.01)", "100/3", "so about 33.1", 1.0),
+        ("numeric", "1.2e5", r"\boxed{1.2 \times 10^{5}}", 1.0),
+        ("numeric", "0.25", "the answer is 25%", 1.0),
+        ("numeric", "0", "0.0001", 0.0),  # relative to 0 nothing is near
+        ("numeric(absolute=0.001)", "0", "0.0001", 1.0),
+        ("numeric", "x", "3", None),
+        ("numeric", "3", "none", 0.0),
+        ("numeric", "1000", "999.0", 1.0),  # the bound itself belongs to it, exactly
+        ("multiple_choice", "C", r"\boxed{C}", 1.0),
+        ("multiple_choice", r"\text{(C)}", "The answer is (C).", 1.0),
+        ("multiple_choice", "C", "The answer is C: the third one.", 1.0),
+        ("multiple_choice", "C", "The answer is B or C.", 0.0),
+        ("multiple_choice", "A", "A good question.\nC", 0.0),
+        ("multiple_choice", "C", "A good question.\n**C**", 1.0),
+        ("multiple_choice", "C", "<answer>c</answer>", 1.0),
+        ("multiple_choice", "C", "I do not know", 0.0),
+        ("multiple_choice(choices='ABC')", "D", "D", None),
+        ("multiple_choice", "C", "A. is wrong, so is B", 0.0),
+        ("exact(extract='answer')", "cat", "I think <answer> cat </answer>", 1.0),
+        ("exact(extract='answer')", "cat", "cat", 0.0),
+        ("format('^<think>.*</think>')", "", "<think>a\nb</think> c", 1.0),
+        ("format('^<think>.*</think>')", "", "<think>a", 0.0),
+        (r"format('\d{3}')", "", "a 123", 1.0),  # no escapes in quotes
+        ("format('(a+)+$')", "", "a" * 40 + "b", 0.0),  # would take years
+    ],
+)
+def test_small_rewards(text: str, gold: str, answer: str, expected: float | None) -> None:
+    assert score(reward(text, time_limit=1.0), gold, answer) == expected
+
+
+def test_overlong_is_the_equation_of_dapo() -> None:
+    lengths = [0, 3584, 3585, 3840, 4096, 4097, 9000]
+    function = reward("overlong(limit=4096, cache=512)")
+    found = function([""] * 7, [""] * 7, completion_ids=[[0] * n for n in lengths])
+    assert found == [0.0, 0.0, -1 / 512, -0.5, -1.0, -1.0, -1.0]
+    with pytest.raises(UserError, match="needs a column 'completion_ids'"):
+        function([""], [""])
+
+
+def test_a_sum_weighs_its_terms_and_is_correct_by_the_first() -> None:
+    function = reward("exact + 0.5*format('^a') - 2*(overlong(limit=4, cache=2))")
+    assert [(w, f.__name__) for w, f in function.terms] == [
+        (1.0, "exact"), (0.5, "format('^a')"), (-2.0, "overlong(limit=4, cache=2)")
+    ]  # fmt: skip
+    columns = {"answer": ["a", "a", ""], "completion_ids": [[0] * 3, [0], [0]]}
+    verdicts = function.verdicts([""] * 3, ["a", "b", "a"], **columns)
+    assert [v.value for v in verdicts] == [1.0 + 0.5 + 1.0, 0.0, None]
+    assert [v.result for v in verdicts] == ["correct", "wrong", "unscored"]
+    assert function.counts == {"correct": 1, "wrong": 1, "unscored": 1}
+    assert function.solved_by.__name__ == "exact"
+    assert function.terms[1][1].counts == {"correct": 2, "wrong": 1}
+    shaped = reward("exact + 0.5*format('^b')")
+    assert shaped.verdicts([""], ["b"], answer=["a"])[0].result == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("math(extrct='boxed')", "did you mean 'extract'"),
+        ("math*math", "a weight is a finite number"),
+        ("math(limit=0)", "number of seconds larger than 0"),
+        ("math(extract='foo')", "neither a rule nor a pattern with exactly one"),
+        ("math(extract=3)", "extract is a text in quotes"),
+        ("format", "missing a required argument: 'pattern'"),
+        ("format('(')", "not a regular expression"),
+        ("format(open('x'))", "is no plain value"),
+        ("math + os.system('x')", r"os.system\('x'\) is no reward"),
+        ("__import__('os')", "there is no reward '__import__'"),
+        ("numeric(tolerance=-1)", "0 or larger"),
+        ("multiple_choice(choices='AA')", "different letters"),
+        ("overlong(limit=1, cache=2)", "0 < cache <= limit"),
+        ("math +", "invalid syntax"),
+        ("math(*x)", "is no plain value|options are written out"),
+        ("math + exakt", "did you mean 'exact'"),
+        ("(" * 5000 + "math", "is not a reward"),
+    ],
+)
+def test_what_is_no_reward_is_named(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        reward(text)
 
 
 # --- users' functions ---------------------------------------------------------------------------------------
@@ -341,7 +413,7 @@ def test_a_wrong_result_is_refused(result: Any, message: str) -> None:
 def test_a_right_result_is_passed_on() -> None:
     function = guarded(lambda **_: (True, 2, None, 0.5))
     assert function(["p"] * 4, [""] * 4) == [1.0, 2.0, None, 0.5]
-    assert function.counts == {"scored": 3, "unscored": 1}
+    assert function.counts == {"correct": 2, "wrong": 1, "unscored": 1}
     assert guarded(function) is function
     exact = reward("exact")
     assert guarded(exact) is exact

@@ -31,15 +31,16 @@ Evaluate = Callable[[bool], Answers]
 
 
 class Journal:
-    """The lines of ``metrics.jsonl`` and ``samples.jsonl``; on resume it drops what came after the checkpoint."""
+    """The lines of ``metrics.jsonl``, ``samples.jsonl`` and ``heldout.jsonl``; on resume it drops what came after the checkpoint."""
 
     def __init__(self, directory: Path, resumed_at: int | None = None) -> None:
         self.metrics, self.samples = directory / "metrics.jsonl", directory / "samples.jsonl"
+        self.heldout = directory / "heldout.jsonl"
         self.latest: dict[str, Any] = {}
         self.step = 0
         self._before = 0.0
         if resumed_at is not None:
-            for path in (self.metrics, self.samples):
+            for path in (self.metrics, self.samples, self.heldout):
                 self._rewind(path, resumed_at)
         self._start = time.monotonic()
 
@@ -66,19 +67,27 @@ class Journal:
         with self.metrics.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
+    def keep_outcomes(self, step: int, **answers: Answers) -> None:
+        """One character per held-out row: 1 correct, 0 wrong, - unscored."""
+        marks = {None: "-", False: "0", True: "1"}
+        line = {name: "".join(marks[one] for one in found.correct) for name, found in answers.items()}
+        with self.heldout.open("a") as file:
+            file.write(json.dumps({"step": step, **line}) + "\n")
+
     def keep_samples(self, step: int, answers: Answers) -> None:
         with self.samples.open("a") as file:
-            rows = list(zip(answers.rows, answers.completions, answers.rewards, strict=True))
-            wrong = [one for one in rows if (one[2] or 0.0) < 1.0][: _SAMPLES_PER_EVALUATION // 2]
-            right = [one for one in rows if (one[2] or 0.0) >= 1.0][: _SAMPLES_PER_EVALUATION - len(wrong)]
-            for row, completion, reward in wrong + right:
+            rows = list(zip(answers.rows, answers.completions, answers.verdicts, strict=True))
+            wrong = [one for one in rows if one[2].result != "correct"][: _SAMPLES_PER_EVALUATION // 2]
+            right = [one for one in rows if one[2].result == "correct"][: _SAMPLES_PER_EVALUATION - len(wrong)]
+            for row, completion, verdict in wrong + right:
                 prompt = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
                 line = {
                     "step": step,
                     "prompt": prompt,
                     "completion": completion,
                     "answer": row.get("answer"),
-                    "reward": reward,
+                    "reward": verdict.value,
+                    "result": verdict.result,
                 }
                 file.write(json.dumps(line) + "\n")
 
@@ -119,6 +128,7 @@ class Observer(TrainerCallback):  # type: ignore[misc]
         found = {"accuracy_greedy": greedy.accuracy, "accuracy_sampled": sampled.accuracy}
         if self.main:
             self.journal.write(step, "eval", {f"eval/{name}": value for name, value in found.items()})
+            self.journal.keep_outcomes(step, greedy=greedy, sampled=sampled)
             self.journal.keep_samples(step, sampled)
         return found
 

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from klamp.rewards import RewardFunction, Verdict
+from klamp.statistics import exact_mcnemar
+
 Row = dict[str, Any]
-Reward = Callable[..., "list[float | None]"]
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Completions of the held-out rows and their rewards; accuracy is the share with a reward of at least 1."""
+    """Completions of the held-out rows and the verdicts on them; accuracy is the share of correct among the scored."""
 
     rows: Sequence[Row]
     completions: list[str]
-    rewards: list[float | None]
+    verdicts: list[Verdict]
+
+    @property
+    def correct(self) -> list[bool | None]:
+        """Row by row; None where unscored."""
+        return [None if v.result == "unscored" else v.result == "correct" for v in self.verdicts]
 
     @property
     def accuracy(self) -> float | None:
-        scored = [reward for reward in self.rewards if reward is not None]
-        return sum(reward >= 1.0 for reward in scored) / len(scored) if scored else None
+        scored = [one for one in self.correct if one is not None]
+        return sum(scored) / len(scored) if scored else None
 
 
 def answer(
-    model: Any, tokenizer: Any, rows: Sequence[Row], reward: Reward, *, greedy: bool, max_new_tokens: int,
+    model: Any, tokenizer: Any, rows: Sequence[Row], reward: RewardFunction, *, greedy: bool, max_new_tokens: int,
     temperature: float = 1.0, batch_size: int = 256, seed: int = 0, chat: dict[str, Any] | None = None,
 ) -> Answers:  # fmt: skip
     """Generate one completion per row and score it; sampling is from the full distribution at ``temperature``."""
@@ -51,14 +61,28 @@ def answer(
     return Answers(rows, completions, score(reward, rows, completions))
 
 
-def score(reward: Reward, rows: Sequence[Row], completions: list[str]) -> list[float | None]:
+def paired_outcomes(path: Path) -> dict[str, dict[str, float]] | None:
+    """The first evaluation of ``heldout.jsonl`` against the last, question by question: gained, lost, McNemar's exact p."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    if len(lines) < 2:
+        return None
+    found = {}
+    for name in ("greedy", "sampled"):
+        pairs = Counter(zip(lines[0][name], lines[-1][name], strict=True))
+        gained, lost = pairs["0", "1"], pairs["1", "0"]
+        found[name] = {"gained": gained, "lost": lost, "p": exact_mcnemar(lost, gained)}
+    return found
+
+
+def score(reward: RewardFunction, rows: Sequence[Row], completions: list[str]) -> list[Verdict]:
+    """What the part of the reward that decides says; what shapes a completion (its length) has no say here."""
     prompts = [row["prompt"] for row in rows]
     columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"} if rows else {}
     answers: list[Any] = [
         text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
         for prompt, text in zip(prompts, completions, strict=True)
     ]
-    return list(reward(prompts=prompts, completions=answers, **columns)) if rows else []
+    return reward.solved_by.verdicts(prompts, answers, **columns) if rows else []
 
 
 def encode(tokenizer: Any, prompts: list[Any], chat: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from trl.trainer.utils import RepeatSampler
 
 from klamp.batch import Batch, segments
 from klamp.objective import LossOutput, Objective
+from klamp.rewards import REASONS, verdict_counts
 from klamp.stats import Stats
 from klamp.tally import Tally
 from klamp.train.config import KlampConfig
@@ -81,7 +83,10 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
     # --- what TRL scores: group ids and rewards travel along ------------------------------------------------
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        before = verdict_counts(self.reward_funcs)
         self._rewards = super()._calculate_rewards(*args, **kwargs)
+        if self.model.training:
+            self._note_verdicts(verdict_counts(self.reward_funcs) - before)
         return self._rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -106,6 +111,12 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
             self._rollouts += 1
             self._note_rewards(groups, tied, unscored)
         return output
+
+    def _note_verdicts(self, counts: Counter[str]) -> None:
+        """What became of the answers of this rollout, over all ranks."""
+        local = torch.tensor([counts[reason] for reason in REASONS], device=self.accelerator.device)
+        for reason, count in zip(REASONS, self._sum(local).tolist(), strict=True):
+            self._metrics["train"][f"reward/{reason}_count"].append(float(count))
 
     def _note_rewards(self, groups: Tensor, tied: Tensor, unscored: Tensor) -> None:
         metrics = self._metrics["train"]
