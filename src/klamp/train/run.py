@@ -9,13 +9,13 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from klamp.errors import UserError
 from klamp.presets import parse
+from klamp.rewards import RewardFunction
 from klamp.train import rundir
 from klamp.train.options import Options, configure, settings
 
@@ -31,7 +31,7 @@ class Problem:
     name: str
     train: list[Row]
     heldout: list[Row]
-    reward: Callable[..., Any]
+    reward: RewardFunction
     model: str
     defaults: dict[str, Any]
 
@@ -50,7 +50,7 @@ def problem(options: Options) -> Problem:
         reward = own or task.reward
         return Problem(task.name, rows, heldout, rewards.guarded(reward), options.model or task.model, defaults)
     if own is None:
-        raise UserError("--dataset needs --reward: exact, math, reasoning_gym:NAME, or module:function")
+        raise UserError(f"--dataset needs --reward: {', '.join(rewards.FORMS)}")
     from klamp import data
 
     found = data.load_rows(
@@ -222,6 +222,7 @@ class Job:
 
     def run(self) -> dict[str, Any]:
         from klamp.train.callbacks import Interruption, Journal, Keeper, Observer
+        from klamp.train.evaluate import paired_outcomes
 
         resumed_at = None if self.checkpoint is None else self.first_step
         self.trainer = self._trainer()
@@ -244,8 +245,9 @@ class Job:
         interrupted = interruption.asked and self.steps_done < self.trainer.state.max_steps
         if not interrupted:
             after = observer.measure(self.steps_done)
-            self.trainer.save_model(str(self.directory / "model"))
+            self._save_model()
             if main:
+                self.manifest["results"]["paired"] = paired_outcomes(journal.heldout)
                 rundir.finish(self.directory, self.manifest, after | removed_shares(journal.metrics))
         if main:
             from klamp.report import write_report
@@ -273,6 +275,7 @@ class Job:
         from transformers import PrinterCallback
 
         from klamp.records import RecordWriter
+        from klamp.train import adapters
         from klamp.train.models import model_path
         from klamp.train.recording import recorder
         from klamp.train.trainer import KlampTrainer
@@ -289,11 +292,25 @@ class Job:
             args=self.config,
             train_dataset=Dataset.from_list(self.rows),
             processing_class=self.tokenizer,
+            peft_config=None if self.options.lora is None else adapters.low_rank(self.options.lora),
             recorder=record,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.create_model_card = lambda *args, **kwargs: None  # TRL's card speaks of models on the hub
         return trainer
+
+    def _save_model(self) -> None:
+        if self.options.lora is None:
+            self.trainer.save_model(str(self.directory / "model"))
+            return
+        self.trainer.save_model(str(self.directory / "adapter"))
+        if rundir.is_main():
+            from klamp.train.adapters import merge
+            from klamp.train.models import model_path
+
+            code = self.config.trust_remote_code
+            path = model_path(self.asked.model, code)
+            merge(path, self.directory / "adapter", self.directory / "model", self.tokenizer, code)
 
     def _evaluate_every(self) -> int:
         """Steps between evaluations: as asked, or six times in the run, at the end of a rollout."""
@@ -323,7 +340,7 @@ class Job:
         )  # fmt: skip
         if accelerator.num_processes == 1:
             return found
-        return Answers(*(gather_object(list(part)) for part in (found.rows, found.completions, found.rewards)))
+        return Answers(*(gather_object(list(part)) for part in (found.rows, found.completions, found.verdicts)))
 
     def _warn_of_silence(self, metrics: Path) -> None:
         """Say so if no group of the run ever gave a signal: all rewards equal, or none."""
@@ -350,6 +367,7 @@ class Job:
             "before": results["before"],
             "after": results["after"]
             or {name: latest.get(f"eval/{name}") for name in ("accuracy_greedy", "accuracy_sampled")},
+            "paired": results.get("paired"),
             "report": str(self.directory / "report.html"),
             "model": None if interrupted else str(self.directory / "model"),
         }
