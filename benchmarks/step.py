@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from klamp.train.options import Options, configure
-from klamp.train.run import Job, _quiet, problem
+from klamp.train.run import Job, problem, quiet
 
 
 class Clock:
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    _quiet()
+    quiet()
     from klamp.train.models import load_tokenizer, model_path
 
     options = Options(trl=["--max_steps", str(arguments.steps), "--save_strategy", "no"])
@@ -67,7 +67,7 @@ def main() -> None:
 
         config.output_dir = folder
         tokenizer = load_tokenizer(model_path(asked.model))
-        job = Job(options, asked, config, tokenizer, asked.train, asked.heldout, Path(folder), {}, None)
+        job = Job(options, asked, config, tokenizer, Path(folder), {}, None)
         trainer = job._trainer()
         ours, whole, batches = Clock(), Clock(), []
         build = trainer._batch

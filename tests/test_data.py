@@ -189,7 +189,7 @@ def test_an_unreachable_hub_fails_soon(answers: bool, monkeypatch: pytest.Monkey
         server.bind(("127.0.0.1", 0))
         if answers:
             server.listen(8)
-            monkeypatch.setattr("klamp.data.HUB_TIMEOUT", 1.0)
+            monkeypatch.setattr("klamp.data.hub.HUB_TIMEOUT", 1.0)
         api = huggingface_hub.HfApi(endpoint=f"http://127.0.0.1:{server.getsockname()[1]}")
         monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
         start = time.monotonic()

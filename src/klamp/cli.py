@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from klamp.data import options as data_options
 from klamp.errors import UserError
 from klamp.evaluate import command as evaluation
 from klamp.lab import command as lab
@@ -22,6 +23,7 @@ says the same. A configuration file is YAML with the same names: {spec: dapo, ma
   klamp train                                   train the embedded model with ATR-GRPO on the CPU
   klamp train --spec dapo --seed 3              another method
   klamp train --dataset d.jsonl --prompt-field question --answer-field answer --reward math --model Qwen/Qwen3-0.6B
+  klamp train --dataset gsm8k --model Qwen/Qwen3-0.6B           a benchmark with its split, fields and reward
   klamp train --resume runs/RUN                 continue a run that was stopped
 """
 
@@ -76,13 +78,10 @@ def _add_train(verbs: Any) -> None:
     add("--config", metavar="FILE", help="YAML file with any of these options and TRL's")
     add("--spec", help="the policy loss (default: atr_grpo(delta=0.02))")
     add("--task", help="data, prompt and reward under one name: sort (default) or reasoning_gym:NAME")
-    add("--dataset", metavar="D", help="JSONL, JSON, Parquet or CSV file, directory, or Hugging Face id")
+    add("--dataset", metavar="D", help=data_options.SOURCES)
     add("--reward", metavar="R",
         help="math, numeric, exact, multiple_choice, reasoning_gym:NAME, module:function, file.py:function, or a weighted sum")  # fmt: skip
-    add("--prompt-field", metavar="NAME", help="column with the prompt (default: detected)")
-    add("--answer-field", metavar="NAME", help="column with the answer (default: detected)")
-    add("--split", help="split of a Hugging Face dataset (default: train)")
-    add("--data-dir", metavar="DIR", help="folder inside the dataset (GSM8K on the hub: main)")
+    data_options.add_arguments(add, "train")
     add(
         "--model",
         metavar="M",
@@ -90,7 +89,6 @@ def _add_train(verbs: Any) -> None:
     )
     add("--lora", type=int, metavar="R",
         help="train adapters of this rank on all linear layers (pip install peft); model/ gets them merged")  # fmt: skip
-    add("--plain-prompts", action="store_true", default=None, help="do not wrap text prompts in the chat template")
     add("--out", metavar="DIR", help="run directory, new or empty (default: a fresh one under runs/)")
     add("--seed", type=int, help="seed of data order, sampling and initialisation (default: 0)")
     add(
@@ -102,6 +100,11 @@ def _add_train(verbs: Any) -> None:
     add("--no-correction", dest="correction", action="store_false", default=None,
         help="with vLLM, do not append sequence_mask(high=3.0)")  # fmt: skip
     add("--resume", metavar="RUN", help="continue a stopped run from its last checkpoint")
+    add("--dry-run", action="store_true",
+        help="try it without a GPU and without the hub: one step of a small random twin, and what a rollout and its memory will take")  # fmt: skip
+    add("--accelerate", metavar="FILE", help="with --dry-run: the configuration that accelerate launch will get")
+    add("--gpus", type=int, metavar="N", help="with --dry-run: processes, one a GPU (default: of that file, or 1)")
+    add("--gpu-memory", type=float, metavar="GIB", help="with --dry-run: memory of one GPU (default: 80)")
     add("--json", action="store_true", help="the summary as JSON")
     add("--help-trl", action="store_true", help="list TRL's options")
 
@@ -176,6 +179,12 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
     from klamp.train.run import resume, train
     from klamp.train.rundir import is_main
 
+    launched = {name: getattr(arguments, name) for name in ("accelerate", "gpus", "gpu_memory")}
+    if arguments.dry_run and arguments.resume is None:
+        return _dry_run(arguments, _options(arguments, rest, Options))
+    for name, value in launched.items():
+        if value is not None:
+            raise UserError(f"--{name.replace('_', '-')} describes the machine of a --dry-run; add --dry-run")
     if arguments.resume is not None:
         given = [name for name, value in vars(arguments).items() if value is not None and value is not False]
         others = sorted(set(given) - {"verb", "resume", "json"}) + [word for word in rest if word.startswith("--")]
@@ -187,6 +196,17 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
     if is_main():
         print(json.dumps(summary, indent=2) if arguments.json else _summary_text(summary))
     return 0 if summary["status"] == "finished" else 130
+
+
+def _dry_run(arguments: argparse.Namespace, options: Any) -> int:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("--dry-run runs alone: say klamp train --dry-run --accelerate FILE, without accelerate launch")
+    from klamp.train.dryrun import dry_run, launch, text
+
+    gpu = 80.0 if arguments.gpu_memory is None else arguments.gpu_memory
+    report = dry_run(options, launch(arguments.accelerate, arguments.gpus), gpu)
+    print(json.dumps(report, indent=2, default=str) if arguments.json else text(report))
+    return 0
 
 
 def _single(arguments: argparse.Namespace) -> set[str]:
@@ -248,6 +268,8 @@ def _read_config(path: str) -> dict[str, Any]:
 def _summary_text(summary: dict[str, Any]) -> str:
     lines = [f"run       {summary['run']}  ({summary['status']}, {summary['steps']} steps, {summary['seconds']} s)"]
     lines.append(f"spec      {summary['spec']}")
+    if summary["skipped_rows"]:
+        lines.append(f"data      {summary['skipped_rows']} bad rows are left out (rows of manifest.json names them)")
     before, after = summary["before"] or {}, summary["after"] or {}
     for name in ("greedy", "sampled"):
         key = f"accuracy_{name}"

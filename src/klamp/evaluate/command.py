@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from klamp.data import options as data_options
 from klamp.errors import UserError
 
 _EPILOG = """\
   klamp eval                                                      the embedded model on its task, in seconds
   klamp eval --model M --data test.jsonl --reward math --n 32 --k 1,4,16,32 --out runs/m
   klamp eval --model M --data D --reward math --limit 50 --n 1 --temperature 0
+  klamp eval --model M --data aime24 --n 32 --max-tokens 8192     a benchmark by its name
   klamp eval --compare runs/a runs/b                              b minus a, paired by question
 
 The same command with the same --out continues an evaluation that was stopped, and gives the same samples.
@@ -29,21 +31,14 @@ def add_parser(verbs: Any) -> None:
     add = parser.add_argument
     add("--compare", nargs=2, metavar=("A", "B"), help="compare two evaluations, paired by question")
     add("--model", metavar="M", help="path or Hugging Face id (default: the embedded model)")
-    add(
-        "--data",
-        "--dataset",
-        dest="data",
-        metavar="D",
-        help="JSONL, JSON, Parquet or CSV file, directory, or Hugging Face id",
-    )
+    add("--data", "--dataset", dest="data", metavar="D", help=data_options.SOURCES)
     add("--task", help="data and reward under one name: sort (default) or reasoning_gym:NAME")
-    add("--reward", metavar="R", help="exact, math, reasoning_gym:NAME, module:function or file.py:function")
-    add("--prompt-field", metavar="NAME", help="column with the prompt (default: detected)")
-    add("--answer-field", metavar="NAME", help="column with the answer (default: detected)")
-    add("--split", help="split of a dataset or folder (default: test)")
-    add("--data-dir", metavar="DIR", help="folder inside the dataset (GSM8K on the hub: main)")
-    add("--plain-prompts", action="store_true", default=None, help="do not wrap text prompts in the chat template")
-    add("--skip-bad-rows", action="store_true", default=None, help="leave out rows that cannot be used, and count them")
+    add(
+        "--reward",
+        metavar="R",
+        help="exact, math, reasoning_gym:NAME, module:function or file.py:function (of a benchmark: math)",
+    )
+    data_options.add_arguments(add, "test")
     add("--limit", type=int, metavar="N", help="the first N questions only")
     add("--n", type=int, metavar="N", help="samples per question (default: 8; at --temperature 0: 1)")
     add("--k", type=_ks, metavar="K,K", help="the k of pass@k and majority@k (default: 1,4,16,... and n)")

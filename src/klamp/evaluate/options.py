@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from klamp.data import options as data_options
 from klamp.errors import UserError, check_choice
 
 ENGINES = ("auto", "transformers", "vllm")
@@ -13,7 +14,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Options:
-    """What ``klamp eval`` was asked; ``None`` where the task, the engine or ``n`` decides."""
+    """What ``klamp eval`` was asked; ``None`` where the task, the data, the engine or ``n`` decides."""
 
     model: str | None = None
     data: str | None = None
@@ -21,10 +22,15 @@ class Options:
     reward: str | None = None
     prompt_field: str | None = None
     answer_field: str | None = None
-    split: str = "test"
+    split: str | None = None
     data_dir: str | None = None
     plain_prompts: bool = False
     skip_bad_rows: bool = False
+    system: str | None = None
+    instruction: str | None = None
+    few_shot: int = 0
+    few_shot_data: str | None = None
+    max_prompt_tokens: int | None = None
     limit: int | None = None
     n: int = 8
     k: tuple[int, ...] | None = None
@@ -42,8 +48,9 @@ class Options:
     def __post_init__(self) -> None:
         if self.task and self.data:
             raise UserError("--task is data with its reward; give either --task or --data, not both")
-        if self.data and not self.reward:
+        if self.data and not (self.reward or data_options.default_reward(self.data)):
             raise UserError("--data needs --reward: exact, math, reasoning_gym:NAME, or module:function")
+        data_options.check(self, self.data, "--data")
         for name in ("n", "limit", "max_tokens", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from klamp import data, rewards, tasks
+from klamp import rewards, tasks
+from klamp.data import BadRow as BadRow
+from klamp.data import Example, Prompting, Rows, load
+from klamp.data import options as data_options
+from klamp.data.prompts import take_examples, tokens_of
 from klamp.errors import UserError
 from klamp.evaluate.options import Options
 
@@ -20,7 +23,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Question:
-    """One row: ``id`` depends on its prompt and answer alone, ``row`` is its number in the source, from 1."""
+    """One row: ``id`` depends on its prompt and answer alone, ``row`` is its number in the source, from 1.
+
+    ``fields`` has the prompt as it is asked, with what was put around it.
+    """
 
     id: str
     row: int
@@ -28,19 +34,11 @@ class Question:
 
 
 @dataclass(frozen=True)
-class BadRow:
-    """A row that was left out, its number in the source (from 1) and why."""
-
-    row: int
-    reason: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
 class Asked:
-    """What is evaluated on what: questions and left out rows, the reward and its name, the model, default lengths."""
+    """What is evaluated on what: questions and left out rows, the reward and its name, the model, default lengths.
+
+    ``about`` says what was read and what was put around each prompt.
+    """
 
     source: str
     questions: list[Question]
@@ -49,27 +47,47 @@ class Asked:
     reward_name: str
     model: str
     max_tokens: int
+    about: dict[str, Any] = field(default_factory=dict)
 
 
 def asked(options: Options) -> Asked:
     """The task or data that the options name. Raises UserError for what cannot be read, with the row's number."""
-    own = rewards.reward(options.reward) if options.reward else None
-    sort = tasks.task("sort")
-    if options.data is None:
-        task = tasks.task(options.task or "sort")
-        reward = own or task.reward
-        name = options.reward or ("exact" if task is sort else task.name)
-        questions = named(list(enumerate(task.heldout(), 1)))
-        return Asked(task.name, questions, [], rewards.guarded(reward), name, options.model or task.model,
-                     options.max_tokens or task.max_completion_length)  # fmt: skip
-    assert own is not None
-    assert options.reward is not None
-    rows, bad = _usable(options) if options.skip_bad_rows else _all(options)
-    if not rows:
-        raise UserError(f"{options.data} has no row that can be used{_first(bad)}")
-    model = options.model or sort.model
+    return _asked_of_task(options) if options.data is None else _asked_of_data(options, options.data)
+
+
+def _asked_of_task(options: Options) -> Asked:
+    task = tasks.task(options.task or "sort")
+    reward = rewards.reward(options.reward) if options.reward else task.reward
+    name = options.reward or ("exact" if task is tasks.task("sort") else task.name)
+    questions = named(list(enumerate(task.heldout(), 1)))
+    examples: tuple[Example, ...] = ()
+    if options.few_shot:
+        shown = [Example(row["prompt"], row["answer"]) for row in task.train(0)]
+        examples = take_examples(shown, options.few_shot, [one.fields["prompt"] for one in questions], task.name)
+    whole = Asked(task.name, questions, [], rewards.guarded(reward), name, options.model or task.model,
+                  options.max_tokens or task.max_completion_length)  # fmt: skip
+    return _prompted(whole, options, data_options.prompting(options, None, examples))
+
+
+def _asked_of_data(options: Options, source: str) -> Asked:
+    name = options.reward or data_options.default_reward(source)
+    assert name is not None  # the options were checked
+    own = rewards.reward(name)
+    request = data_options.request(options, source, "test")
+    rows = load(request)
+    for line in (*rows.left_out(), data_options.usual_instruction(options, source)):
+        if line is not None:
+            print(line, file=sys.stderr)
+    questions = named([(number, row) for number, row in zip(rows.numbers, rows.dataset.to_list(), strict=True)])
+    examples = data_options.examples_apart(options, request, [one.fields["prompt"] for one in questions])
+    model = options.model or tasks.task("sort").model
     length = options.max_tokens or (32 if model.startswith(tasks.EMBEDDED_PREFIX) else 512)
-    return Asked(options.data, named(rows), bad, rewards.guarded(own), options.reward, model, length)
+    whole = Asked(source, questions, list(rows.bad), rewards.guarded(own), name, model, length, _read(rows))
+    return _prompted(whole, options, data_options.prompting(options, source, examples))
+
+
+def _read(rows: Rows) -> dict[str, Any]:
+    return {"read_from": rows.source, "rows_read": rows.read, "rows_repeated": rows.repeated}
 
 
 def named(rows: Sequence[tuple[int, Row]]) -> list[Question]:
@@ -90,97 +108,37 @@ def fingerprint(questions: Sequence[Question]) -> str:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
-# --- rows -----------------------------------------------------------------------------------------------------
+# --- prompts --------------------------------------------------------------------------------------------------
 
 
-def _all(options: Options) -> tuple[list[tuple[int, Row]], list[BadRow]]:
-    assert options.data is not None
-    found = data.load_rows(
-        options.data, prompt_field=options.prompt_field, answer_field=options.answer_field, split=options.split,
-        data_dir=options.data_dir,
-    )  # fmt: skip
-    return list(enumerate(found.to_list(), 1)), []
+def _prompted(whole: Asked, options: Options, prompting: Prompting) -> Asked:
+    """The questions with what is put around their prompts, without those that are too long then."""
+    whole = replace(whole, about=whole.about | {"prompting": prompting.to_dict()})
+    if not prompting and options.max_prompt_tokens is None:
+        return whole  # the engine's own room puts a text into the chat template
+    from klamp.train.models import load_tokenizer, model_path
 
-
-def _usable(options: Options) -> tuple[list[tuple[int, Row]], list[BadRow]]:
-    """The rows that ``load_rows`` would accept one by one, and the others with the reason."""
-    source = str(options.data)
-    columns, numbers, bad = _columns(options)
-    if not columns:
-        raise UserError(f"{source} has no row that can be used{_first(bad)}")
-    prompt, answer = data._fields(list(columns), options.prompt_field, options.answer_field, source)
-    plain = {name: data._values(column) for name, column in columns.items()}
-    kept: list[int] = []
-    prompts: list[Any] = []
-    answers: list[str] = []
-    for index, number in enumerate(numbers):
-        try:
-            (text,) = data._prompts([plain[prompt][index]], prompt, source)
-            if prompts and isinstance(text, str) != isinstance(prompts[0], str):
-                raise UserError("the prompt is a text where others are messages, or the reverse; all must be alike")
-            gold = data._answer(plain[answer][index], 1, answer, source)
-        except UserError as error:
-            bad.append(BadRow(number, str(error).rpartition(f"{source}, row 1: ")[2]))
-            continue
-        kept.append(index)
-        prompts.append(text)
-        answers.append(gold)
-    others = {name: [values[i] for i in kept] for name, values in plain.items() if name not in (prompt, answer)}
-    rows = data._assemble(prompts, answers, others, source).to_list() if kept else []
-    return [(numbers[i], row) for i, row in zip(kept, rows, strict=True)], sorted(bad, key=lambda one: one.row)
-
-
-def _first(bad: Sequence[BadRow]) -> str:
-    return f"; the first, row {bad[0].row}: {bad[0].reason}" if bad else ": it is empty"
-
-
-def _columns(options: Options) -> tuple[data.Columns, list[int], list[BadRow]]:
-    """Columns by name, the number of each row, and the rows that have no columns at all."""
-    path = Path(str(options.data)).expanduser()
-    path = path / options.data_dir if options.data_dir else path
-    if path.is_file() and path.suffix == ".csv":
-        return _csv(path)
-    if path.is_file() and path.suffix in (".jsonl", ".json"):
-        lines = [text for _, text in data._lines(path) if text.strip()]
-        if lines and not lines[0].lstrip().startswith("["):
-            return _json_lines(lines)
-    if path.exists():
-        columns = data._read_path(path, options.split)
-    else:
-        columns = data._from_dataset(
-            data._load_hub(str(options.data), options.split, options.data_dir), options.split, str(options.data)
+    tokenizer = load_tokenizer(model_path(whole.model, options.trust_remote_code), options.trust_remote_code)
+    chat = bool(tokenizer.chat_template) and not options.plain_prompts
+    questions: list[Question] = []
+    long: list[BadRow] = []
+    for one in whole.questions:
+        prompt = prompting(one.fields["prompt"], chat)
+        count = 0 if options.max_prompt_tokens is None else tokens_of(tokenizer, prompt)
+        if options.max_prompt_tokens is not None and count > options.max_prompt_tokens:
+            long.append(
+                BadRow(one.row, f"the prompt has {count} tokens (--max-prompt-tokens {options.max_prompt_tokens})")
+            )
+        else:
+            questions.append(replace(one, fields=one.fields | {"prompt": prompt}))
+    if long:
+        print(
+            f"{whole.source}: {len(long)} of {len(whole.questions)} questions are left out; the first, row {long[0].row}: "
+            f"{long[0].reason}",
+            file=sys.stderr,
         )
-    count = len(next(iter(columns.values()))) if columns else 0
-    return columns, list(range(1, count + 1)), []
-
-
-def _json_lines(lines: list[str]) -> tuple[data.Columns, list[int], list[BadRow]]:
-    objects, numbers, bad = [], [], []
-    for number, text in enumerate(lines, 1):
-        try:
-            value = data._parse(text, "")
-            if not isinstance(value, dict):
-                raise UserError(f"expected an object with a prompt and an answer, found {data._kind(value)}")
-        except UserError as error:
-            bad.append(BadRow(number, str(error).removeprefix(", ").removeprefix(": ")))
-            continue
-        objects.append(value)
-        numbers.append(number)
-    names = dict.fromkeys(name for value in objects for name in value)
-    return {name: [value.get(name) for value in objects] for name in names}, numbers, bad
-
-
-def _csv(path: Path) -> tuple[data.Columns, list[int], list[BadRow]]:
-    good, numbers, bad = [], [], []
-    try:
-        reader = csv.reader((text for _, text in data._lines(path)), strict=True)
-        header = data._unique([name.strip() for name in next(reader, [])], path)
-        for number, cells in enumerate(filter(None, reader), 1):
-            if len(cells) == len(header):
-                good.append(cells)
-                numbers.append(number)
-            else:
-                bad.append(BadRow(number, f"{len(cells)} cells, but the header has {len(header)}"))
-    except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: malformed CSV: {error}") from error
-    return {name: [cells[i] or None for cells in good] for i, name in enumerate(header)}, numbers, bad
+    if not questions:
+        raise UserError(
+            f"{whole.source}: no prompt has at most {options.max_prompt_tokens} tokens (--max-prompt-tokens)"
+        )
+    return replace(whole, questions=questions, bad=sorted([*whole.bad, *long], key=lambda one: one.row))

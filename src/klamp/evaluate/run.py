@@ -72,13 +72,14 @@ def evaluate(options: Options) -> dict[str, Any]:
     identity = {
         "model_fingerprint": store.model_fingerprint(path, getattr(config, "_commit_hash", None)),
         "data_fingerprint": source.fingerprint(plan.questions),
-        "reward_name": asked.reward_name, "plain_prompts": options.plain_prompts, "n": options.n,
+        "reward_name": asked.reward_name, "plain_prompts": options.plain_prompts,
+        "prompting": asked.about.get("prompting"), "n": options.n,
         "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k,
         "max_tokens": sampling.max_tokens, "seed": options.seed, "engine": name, "dtype": dtype,
         "device": device, "batch_size": plan.size,
     }  # fmt: skip
     about = {"model": asked.model, "data": asked.source, "skipped_rows": [one.to_dict() for one in bad],
-             "command": ["klamp", *sys.argv[1:]]}  # fmt: skip
+             "rows": asked.about, "command": ["klamp", *sys.argv[1:]]}  # fmt: skip
     directory = Path(options.out) if options.out is not None else store.fresh_name(asked.model, options.seed)
     with store.opened(directory, plan, store.new_manifest(identity, about, plan)) as (held, manifest, notes):
         for note in notes:

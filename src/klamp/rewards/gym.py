@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 GYM_PREFIX = "reasoning_gym:"
 GYM_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-GYM_SIZE, GYM_HELDOUT_SIZE, GYM_HELDOUT_SEED = 1024, 128, 2_000_000_000
+GYM_SIZE, GYM_HELDOUT_SIZE, GYM_HELDOUT_SEED = 1024, 256, 2_000_000_000
 
 
 def reasoning_gym_task(spec: str, *, size: int = GYM_SIZE) -> Task:

@@ -23,8 +23,14 @@ class Options:
     reward: str | None = None
     prompt_field: str | None = None
     answer_field: str | None = None
-    split: str = "train"
+    split: str | None = None
     data_dir: str | None = None
+    skip_bad_rows: bool = False
+    system: str | None = None
+    instruction: str | None = None
+    few_shot: int = 0
+    few_shot_data: str | None = None
+    max_prompt_tokens: int | None = None
     model: str | None = None
     lora: int | None = None
     out: str | None = None
@@ -41,8 +47,11 @@ class Options:
 _OURS = {"output_dir": "--out DIR", "resume_from_checkpoint": "--resume RUN"}
 
 
-def configure(options: Options, task_defaults: Mapping[str, Any]) -> Any:
-    """KlampConfig from the task's defaults, the configuration file and the command line, the later winning."""
+def configure(options: Options, task_defaults: Mapping[str, Any], kind: Any = None) -> Any:
+    """KlampConfig from the task's defaults, the configuration file and the command line, the later winning.
+
+    ``kind``: a subclass of it for another machine than this one, whose lack of a GPU then sets no defaults.
+    """
     import torch
     from transformers import HfArgumentParser
 
@@ -52,10 +61,10 @@ def configure(options: Options, task_defaults: Mapping[str, Any]) -> Any:
         def error(self, message: str) -> Any:
             raise UserError(f"{message}; klamp train --help-trl lists TRL's options")
 
-    parser = Parser(KlampConfig, allow_abbrev=False)
+    parser = Parser(kind or KlampConfig, allow_abbrev=False)
     known = {item.name for item in dataclasses.fields(KlampConfig) if item.init}
     defaults: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "seed": options.seed}
-    if not torch.cuda.is_available() and not torch.backends.mps.is_available():
+    if kind is None and not torch.cuda.is_available() and not torch.backends.mps.is_available():
         defaults |= {"use_cpu": True, "bf16": False, "activation_checkpointing": False}
     for source in (task_defaults, options.config):
         for name in source:
@@ -91,6 +100,11 @@ def configure(options: Options, task_defaults: Mapping[str, Any]) -> Any:
             f"max_steps={config.max_steps} trains nothing; give at least 1, or leave it out for num_train_epochs"
         )
     config.model_init_kwargs = {"use_safetensors": True} | dict(config.model_init_kwargs or {})
+    if rundir.is_main() and config.bf16 and config.use_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        print(
+            "warning: this CPU has no bfloat16 arithmetic: --bf16 true is many times slower here than float32",
+            file=sys.stderr,
+        )
     if rundir.is_main() and str(config.resolved_spec) != str(parse(config.spec)):
         print(f"spec: {config.resolved_spec}", file=sys.stderr)
     return config

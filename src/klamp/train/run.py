@@ -9,67 +9,19 @@ import logging
 import os
 import sys
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from klamp.data import benchmark
 from klamp.errors import UserError
 from klamp.presets import parse
-from klamp.rewards import RewardFunction
 from klamp.train import rundir
 from klamp.train.options import Options, configure, settings
-
-Row = dict[str, Any]
-
-HELDOUT = 256  # held-out problems of a task; of a dataset a tenth of it, at most these
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What to train on: rows with a prompt and an answer, a reward, and defaults for TRL's options."""
-
-    name: str
-    train: list[Row]
-    heldout: list[Row]
-    reward: RewardFunction
-    model: str
-    defaults: dict[str, Any]
-
-
-def problem(options: Options) -> Problem:
-    """The task or dataset that the options name. Raises UserError where they contradict or cannot be read."""
-    from klamp import rewards, tasks
-
-    if options.task and options.dataset:
-        raise UserError("--task is a dataset with its reward; give either --task or --dataset, not both")
-    own = rewards.reward(options.reward) if options.reward else None
-    if options.dataset is None:
-        task = tasks.task(options.task or "sort")
-        rows, heldout = task.train(options.seed), task.heldout()[: options.eval_size or HELDOUT]
-        defaults = {**task.defaults, "max_completion_length": task.max_completion_length}
-        reward = own or task.reward
-        return Problem(task.name, rows, heldout, rewards.guarded(reward), options.model or task.model, defaults)
-    if own is None:
-        raise UserError(f"--dataset needs --reward: {', '.join(rewards.FORMS)}")
-    from klamp import data
-
-    found = data.load_rows(
-        options.dataset, prompt_field=options.prompt_field, answer_field=options.answer_field,
-        split=options.split, data_dir=options.data_dir,
-    )  # fmt: skip
-    size = options.eval_size or min(HELDOUT, max(1, len(found) // 10))
-    if size >= len(found):
-        raise UserError(
-            f"{options.dataset} has {len(found)} rows: {size} held-out problems leave none to train on; "
-            f"give at least 2 rows, and --eval-size below their number"
-        )
-    train, heldout = data.split_heldout(found, size, seed=0)
-    embedded = options.model is None or options.model.startswith(tasks.EMBEDDED_PREFIX)
-    # The embedded model reads a text letter by letter: a short run shows that everything fits together.
-    short = {"max_completion_length": 32, "per_device_train_batch_size": 16, "max_steps": 40}
-    defaults = {**tasks.task("sort").defaults, **short} if embedded else {}
-    model = options.model or tasks.task("sort").model
-    return Problem(options.dataset, train.to_list(), heldout.to_list(), rewards.guarded(own), model, defaults)
+from klamp.train.problem import HELDOUT as HELDOUT
+from klamp.train.problem import Problem as Problem
+from klamp.train.problem import as_chat as as_chat
+from klamp.train.problem import problem as problem
+from klamp.train.problem import prompted
 
 
 def train(options: Options) -> dict[str, Any]:
@@ -77,7 +29,8 @@ def train(options: Options) -> dict[str, Any]:
     if rundir.is_main():
         rundir.check_writable(options.out)
     parse("grpo" if options.spec is None else options.spec)  # before the slow imports
-    for name in ("dataset", "model"):  # kept whole, so that the run can be resumed from another folder
+    local = ("data_dir",) if benchmark(options.dataset) else ()  # else a folder inside the data
+    for name in ("dataset", "model", "few_shot_data", *local):  # kept whole, to be resumed from another folder
         value = getattr(options, name)
         if value is not None and Path(value).exists():
             setattr(options, name, str(Path(value).resolve()))
@@ -92,6 +45,8 @@ def resume(directory: Path) -> dict[str, Any]:
     checkpoint = rundir.latest_checkpoint(directory)
     names = {item.name for item in dataclasses.fields(Options)}
     options = Options(**{name: value for name, value in data["options"].items() if name in names})
+    if options.dataset is None:
+        options.split = None  # earlier versions wrote their default for tasks too
     return _run(options, _problem(options), checkpoint, data)
 
 
@@ -105,28 +60,21 @@ def _problem(options: Options) -> Problem:
 def _run(
     options: Options, asked: Problem, checkpoint: Path | None, earlier: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    _quiet()
+    quiet()
     _use_threads(asked.model)
     from klamp.train.models import load_tokenizer, model_path
 
     config = configure(options, asked.defaults)
     path = model_path(asked.model, config.trust_remote_code)
     tokenizer = load_tokenizer(path, config.trust_remote_code)
-    rows, heldout = asked.train, asked.heldout
-    needed = config.generation_batch_size // config.num_generations
-    if len(rows) < needed:
-        raise UserError(
-            f"{asked.name} has {len(rows)} rows to train on, and one rollout takes {needed} prompts "
-            f"(generation batch of {config.generation_batch_size} / num_generations {config.num_generations}); give more "
-            "rows, or lower --per_device_train_batch_size or --steps_per_generation"
-        )
-    if tokenizer.chat_template and not options.plain_prompts:
-        rows, heldout = _as_chat(rows), _as_chat(heldout)
+    shown = prompted(asked, options, tokenizer, config.chat_template_kwargs)
+    require_rows(shown, config)
     spec = config.resolved_spec
     if checkpoint is None:
         directory, made = rundir.create(options.out, spec, options.seed)
         manifest = rundir.manifest(spec, asked.name, options.seed, rundir.command_line(), dataclasses.asdict(options))
         manifest |= {"settings": settings(config), "data": _fingerprint(asked), "processes": config.world_size}
+        manifest["rows"] = shown.about
     else:
         assert earlier is not None
         directory, manifest, made = checkpoint.parent, earlier, checkpoint.parent
@@ -142,7 +90,7 @@ def _run(
     if rundir.is_main():
         many = f", {config.world_size} processes" if config.world_size > 1 else ""
         print(f"{directory}: {spec} on {asked.name}, model {asked.model}{many}", file=sys.stderr, flush=True)
-    job = Job(options, asked, config, tokenizer, rows, heldout, directory, manifest, checkpoint)
+    job = Job(options, shown, config, tokenizer, directory, manifest, checkpoint)
     try:
         with rundir.locked(directory):
             return job.run()
@@ -163,7 +111,8 @@ def _run(
 
 def _fingerprint(asked: Problem) -> str:
     """A checksum of the rows, so that a resumed run is known to see the same data."""
-    text = json.dumps([asked.train, asked.heldout], sort_keys=True, default=str)
+    around = [asked.prompting.to_dict()] if asked.prompting else []
+    text = json.dumps([asked.train, asked.heldout, *around], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -172,11 +121,15 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _as_chat(rows: list[Row]) -> list[Row]:
-    return [
-        row | {"prompt": [{"role": "user", "content": row["prompt"]}]} if isinstance(row["prompt"], str) else row
-        for row in rows
-    ]
+def require_rows(asked: Problem, config: Any) -> None:
+    """Raise UserError if there are fewer rows than one rollout takes prompts."""
+    needed = config.generation_batch_size // config.num_generations
+    if len(asked.train) < needed:
+        raise UserError(
+            f"{asked.name} has {len(asked.train)} rows to train on, and one rollout takes {needed} prompts "
+            f"(generation batch of {config.generation_batch_size} / num_generations {config.num_generations}); give more "
+            "rows, or lower --per_device_train_batch_size or --steps_per_generation"
+        )
 
 
 def _use_threads(model: str) -> None:
@@ -187,7 +140,7 @@ def _use_threads(model: str) -> None:
         torch.set_num_threads(1)
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Leave stderr to our own progress: no bars and no chatter of libraries, warnings once."""
     import datasets
     import transformers
@@ -207,11 +160,11 @@ class Job:
     """One run: builds the trainer, evaluates before and after, trains, and writes what a run keeps."""
 
     def __init__(
-        self, options: Options, asked: Problem, config: Any, tokenizer: Any, rows: list[Row], heldout: list[Row],
-        directory: Path, manifest: dict[str, Any], checkpoint: Path | None,
+        self, options: Options, asked: Problem, config: Any, tokenizer: Any, directory: Path, manifest: dict[str, Any],
+        checkpoint: Path | None,
     ) -> None:  # fmt: skip
         self.options, self.asked, self.config, self.tokenizer = options, asked, config, tokenizer
-        self.rows, self.heldout = rows, heldout
+        self.rows, self.heldout = asked.train, asked.heldout
         self.directory, self.manifest, self.checkpoint = directory, manifest, checkpoint
         self.trainer: Any = None
         self.first_step = 0 if checkpoint is None else int(checkpoint.name.rpartition("-")[2])
@@ -219,6 +172,11 @@ class Job:
     @property
     def steps_done(self) -> int:
         return self.first_step if self.trainer is None else int(self.trainer.state.global_step)
+
+    @property
+    def _whole(self) -> bool:
+        """Whether each process holds the whole model: answers to held-out problems are sampled from that one alone."""
+        return not (self.trainer.is_deepspeed_enabled or self.trainer.is_fsdp_enabled)
 
     def run(self) -> dict[str, Any]:
         from klamp.train.callbacks import Interruption, Journal, Keeper, Observer
@@ -237,17 +195,17 @@ class Job:
             self.trainer.add_callback(interruption)
             if self.trainer.recorder is not None:
                 self.trainer.add_callback(Keeper(self.writer.flush))
-            if self.checkpoint is None:
+            if self.checkpoint is None and self._whole:
                 self.manifest["results"]["before"] = observer.measure(0)
                 if main:
                     rundir.write(self.directory, self.manifest)
             self._train()
         interrupted = interruption.asked and self.steps_done < self.trainer.state.max_steps
         if not interrupted:
-            after = observer.measure(self.steps_done)
+            after = observer.measure(self.steps_done) if self._whole else {}
             self._save_model()
             if main:
-                self.manifest["results"]["paired"] = paired_outcomes(journal.heldout)
+                self.manifest["results"]["paired"] = paired_outcomes(journal.heldout) if self._whole else None
                 rundir.finish(self.directory, self.manifest, after | removed_shares(journal.metrics))
         if main:
             from klamp.report import write_report
@@ -313,7 +271,11 @@ class Job:
             merge(path, self.directory / "adapter", self.directory / "model", self.tokenizer, code)
 
     def _evaluate_every(self) -> int:
-        """Steps between evaluations: as asked, or six times in the run, at the end of a rollout."""
+        """Steps between evaluations: as asked, or six times in the run, at the end of a rollout; 0: none."""
+        if not self._whole:
+            if rundir.is_main():
+                print("held-out evaluation is left out under DeepSpeed and FSDP; klamp eval does it", file=sys.stderr)
+            return 0
         if self.options.eval_every is not None:
             return self.options.eval_every
         rollout = self.config.updates_per_rollout
@@ -364,6 +326,7 @@ class Job:
             "seconds": round(seconds, 1),
             "status": "interrupted" if interrupted else "finished",
             "heldout": len(self.heldout),
+            "skipped_rows": len(self.asked.about.get("skipped_rows", ())),
             "before": results["before"],
             "after": results["after"]
             or {name: latest.get(f"eval/{name}") for name in ("accuracy_greedy", "accuracy_sampled")},
