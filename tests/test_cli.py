@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -177,7 +178,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["train", "--output_dir", "x"], "say --out DIR"),
     (["train", "--save_only_model", "true"], "cannot be resumed"),
     (["train", "--dataset", "{}/d.jsonl", "--reward", "exact", "--num_generations", "2"], "one rollout takes"),
-    (["train", "--resume", "{}/x", "--seed", "1"], "leave out seed"),
+    (["train", "--resume", "{}/x", "--seed", "1"], "leave out --seed"),
     (["train", "--seed", "x"], "invalid int value"),
     (["fly"], "invalid choice"),
     (["explain", "grpo", "--jsn"], "unrecognized arguments"),
@@ -350,6 +351,11 @@ def test_a_rank_below_one_is_refused(place: Path, capsys: pytest.CaptureFixture[
     )
     assert code == 2
     assert "--lora 0 must be a rank of at least 1" in err
+    code, _, err = run(capsys, "train", "--model", str(place / "tiny"), "--lora", "999", "--out", str(tmp_path / "run"))
+    assert code == 2
+    assert "--lora 999 is more than the model's width of 32" in err
+    code, _, err = run(capsys, "train", "--lorra", "4")
+    assert "did you mean 'lora'" in err
     assert not (tmp_path / "run").exists()
 
 
@@ -411,6 +417,28 @@ def test_interrupt_and_resume_are_bitwise_one_run(place: Path, tmp_path: Path) -
 
     sort = [("step", "ascending"), ("row", "ascending")]
     assert read_records(one / "tokens").sort_by(sort).equals(read_records(other / "tokens").sort_by(sort))
+
+
+def test_a_killed_run_counts_what_came_before_its_checkpoint(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint between two log lines: the line after it still is about all the steps since the one before."""
+    folder = tmp_path / "run"
+    words = ["--dataset", str(place / "d.jsonl"), "--reward", f"{place}/r.py:varied", "--model", str(place / "tiny"), *TINY,
+             "--max_steps", "8", "--logging_steps", "4", "--save_steps", "6", "--learning_rate", "0.01"]  # fmt: skip
+    assert run(capsys, "train", *words, "--out", str(folder))[0] == 0
+
+    def kept() -> tuple[list[Any], Any]:
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines = [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+        return lines, json.loads((folder / "manifest.json").read_text())["results"]
+
+    unbroken = kept()
+    shutil.rmtree(folder / "checkpoint-8")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"finished": None}))
+    assert run(capsys, "train", "--resume", str(folder))[0] == 0
+    assert kept() == unbroken
 
 
 # ``klamp`` with a SIGINT sent to itself at the end of a given step, as a person's Ctrl-C at that moment.

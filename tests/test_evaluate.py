@@ -354,6 +354,8 @@ def test_a_reward_that_fails_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
         (["--task", "sort", "--data", "d", "--reward", "exact"], "not both"),
         (["--temperature", "0", "--n", "2"], "give --n 1"),
         (["--temperature", "-1"], "at least 0"),
+        (["--temperature", "1e-30"], "0 is greedy"),
+        (["--n", "999999999999"], "more than 100,000 samples"),
         (["--n", "0"], "--n 0 must be at least 1"),
         (["--k", "0"], "at least 1"),
         (["--top-p", "0"], r"in \(0, 1\]"),
@@ -488,6 +490,20 @@ def test_numbers_by_hand() -> None:
 def test_votes_that_are_known_exactly_are_not_sampled() -> None:
     assert majority(["1", "2", None], [False, False, False], 2, 1, 0) == 0.0
     assert majority(["1", None, None, None], [True, False, False, False], 2, 1, 0) == pytest.approx(0.5)
+
+
+def test_an_answer_with_two_verdicts_counts_by_their_share_in_any_order() -> None:
+    """A reward of one's own may look at more than the answer."""
+    for flags in ([True, False, False], [False, True, False]):
+        assert majority(["5", "5", "7"], flags, 3, 1, 0) == 0.5
+
+
+def test_results_that_are_none_are_refused(whole: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(whole, other)
+    (other / "results.json").write_text("[]")
+    with pytest.raises(UserError, match=r"results.json cannot be read: it does not hold"):
+        compare(whole, other)
 
 
 def test_answers_of_a_vote() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import random
 import re
@@ -19,7 +20,7 @@ from klamp.answers import extract
 from klamp.errors import UserError
 from klamp.rewards import REWARDS, reward, verify
 from klamp.rewards.math import CACHE
-from klamp.worker import Pool, WorkerFailed
+from klamp.worker import Pool, WorkerFailed, _Worker
 
 pytest.importorskip("math_verify")
 
@@ -81,6 +82,21 @@ RIGHT = [
     (r"\frac{v_{0}}{r_{0}}", "v_0/r_0"),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", "\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}"),
     ("10,000", r"10\,000"),
+    (r"\log_2 3", r"\log_2 3"),
+    ("3", r"\log_2 8"),
+    (r"\frac{1\pm\sqrt{5}}{2}", r"\frac{1+\sqrt5}{2},\frac{1-\sqrt5}{2}"),
+    (r"x\in [1,2]", "[1,2]"),
+    (r"x=\pm2", r"\pm 2"),
+    ("90", "90°"),
+    ("5", r"5~\text{cm}"),
+    (r"5\text{ cm}", r"5\text{ centimeters}"),
+    (r"5\text{ cm}", "5"),
+    (r"2\text{ hours } 30\text{ minutes}", r"2\text{ hours and }30\text{ minutes}"),
+    ("12", r"\text{Area}=12"),
+    ("12", "Area = 12"),
+    (r"2\sqrt{3}", "2√3"),
+    ("204", r"\boldsymbol{204}"),
+    ("-5", "–5"),
 ]
 WRONG = [
     ("2t", "2"),  # t is no ton
@@ -97,6 +113,49 @@ WRONG = [
     ("x^2+1", "x^2+1.01"),
     (r"\sqrt{2}", "1.4142"),
     ("7", "5, 7"),
+    (r"2\text{ hours } 30\text{ minutes}", r"2\text{ hours } 45\text{ minutes}"),
+    (r"2\text{ hours } 30\text{ minutes}", "2"),
+    (r"10:30\text{ AM}", r"10:30\text{ PM}"),
+    (r"5\text{ km north}", r"5\text{ km south}"),
+    (r"1\text{ m}", r"1\text{ km}"),
+    ("5", r"5\text{ million}"),
+    ("5", r"5\text{ or more}"),
+    ("5", r"5\text{ cm}\times 3\text{ cm}"),
+    ("6", "3x=6"),
+    ("25", "x^2+y^2=25"),
+    ("x+y=1", "1"),
+    ("xy=6", "6"),
+    ("1,1,2", "1,2,2"),
+    ("0.3", "0.3..."),
+]
+IN_PROSE = [  # a number that is a part of something else is not the answer
+    ("5", "The answer is negative 5."),
+    ("5", "#### negative 5"),
+    ("5", "It falls to minus 5 degrees"),
+    ("5", "The temperature is –5"),
+    ("5", "The answer is less than 5"),
+    ("5", "The answer is not equal to 5"),
+    ("5", "It cannot be 5"),
+    ("5", "The answer is 5 million"),
+    ("5", "The answer is 5 hours and 30 minutes"),
+    ("5", "The answer is 5 and a half"),
+    ("5", "The answer is $5$, or maybe $6$."),
+    ("3", "The answer is 3 out of 4"),
+    ("3", "The answer is 3 divided by 4"),
+    ("3", "The answer is 3 quarters"),
+    ("3", "2 or maybe 3"),
+    ("3", "It is 2√3"),
+    ("4", "3 in 4"),
+    ("4", "the square root of 4"),
+    ("5", "The answer is 5 " + "or " * 30_000 + "6"),
+    ("5", r"\boxed{" * 1000 + "5" + "}" * 1000),
+]
+PROSE = [
+    ("5", "答案：5"),
+    ("5", "所以答案是5。"),
+    ("5", "**Final Answer**\n\n5"),
+    ("5", "It takes 5 hours."),
+    ("7", "She has 7 apples left."),
 ]
 
 
@@ -105,6 +164,27 @@ def test_right_and_wrong_pairs() -> None:
     results = [verdict.result for verdict in judged(pairs)]
     given = dict(zip(RIGHT + WRONG, results, strict=True))
     assert {pair for pair, result in given.items() if result != "correct"} == set(WRONG) | {("1010_2", "10")}
+
+
+def test_numbers_in_prose() -> None:
+    start = time.monotonic()
+    results = [verdict.result for verdict in judged(IN_PROSE + PROSE)]
+    assert results == ["wrong"] * len(IN_PROSE) + ["correct"] * len(PROSE)
+    assert time.monotonic() - start < 10.0
+
+
+def test_a_worker_that_is_killed_while_it_imports_is_tried_again(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    receive, killed = _Worker.receive, []
+
+    def once(self: _Worker) -> Any:
+        if not killed:
+            killed.append(self)
+            self.stop()
+            return "lost", "the worker was killed"
+        return receive(self)
+
+    monkeypatch.setattr(_Worker, "receive", once)
+    assert pool.ask(operator.add, 1, 2, library="json", limit=5.0) == 3
 
 
 def test_a_percent_sign_is_a_unit_where_percent_is_asked_for() -> None:

@@ -187,7 +187,8 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
             raise UserError(f"--{name.replace('_', '-')} describes the machine of a --dry-run; add --dry-run")
     if arguments.resume is not None:
         given = [name for name, value in vars(arguments).items() if value is not None and value is not False]
-        others = sorted(set(given) - {"verb", "resume", "json"}) + [word for word in rest if word.startswith("--")]
+        own = sorted(set(given) - {"verb", "resume", "json"})
+        others = [f"--{name.replace('_', '-')}" for name in own] + [word for word in rest if word.startswith("--")]
         if others:
             raise UserError(f"--resume repeats the run's own options; leave out {', '.join(others)}")
         summary = resume(Path(arguments.resume))

@@ -40,14 +40,18 @@ def majority_at_k(
     """The probability that the most frequent of k answers, drawn without replacement, is correct; ties share it.
 
     ``answers``: extracted answers, None where there is none (never the majority, unless there is nothing else: then
-    wrong). Exact where k = n or k = 1, else the mean over ``draws`` subsets. Raises UserError unless 1 <= k <= n.
+    wrong). An answer that is correct in some samples only counts as correct with the share of those. Exact where k = n or k = 1, else the mean over ``draws`` subsets. Raises UserError unless 1 <= k <= n.
     """
     n = len(answers)
     if not 1 <= k <= n:
         raise UserError(f"majority@{k} of {n} answers is not defined: it needs 1 <= k <= n")
-    right = {answer: flag for answer, flag in zip(answers, correct, strict=True) if answer is not None}
+    flags: dict[Hashable, list[bool]] = {}
+    for answer, flag in zip(answers, correct, strict=True):
+        if answer is not None:
+            flags.setdefault(answer, []).append(flag)
+    right = {answer: sum(found) / len(found) for answer, found in flags.items()}
     if k == 1:
-        return sum(right.get(answer, False) for answer in answers) / n
+        return sum(right.get(answer, 0.0) for answer in answers) / n
     if k == n:
         return _vote(answers, right)
     random = np.random.default_rng(seed)
@@ -55,7 +59,7 @@ def majority_at_k(
     return math.fsum(_vote([answers[i] for i in pick], right) for pick in picks) / draws
 
 
-def _vote(answers: Sequence[Hashable], right: dict[Hashable, bool]) -> float:
+def _vote(answers: Sequence[Hashable], right: dict[Hashable, float]) -> float:
     counts = Counter(answer for answer in answers if answer is not None)
     most = max(counts.values(), default=0)
     first = [answer for answer, count in counts.items() if count == most]

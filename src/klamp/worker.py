@@ -95,7 +95,7 @@ class Pool:
             for worker in workers:
                 worker.begin(function, library)
             for worker in workers:
-                worker.ready()
+                worker.ready(function, library)
             return _Batch(function, rows, limit, budget).run(workers)
         finally:
             for worker in workers:
@@ -183,17 +183,23 @@ class _Worker:
             self._send(["import", sorted(wanted)], START_LIMIT)
             self.loaded |= wanted
 
-    def ready(self) -> None:
-        if self.busy:  # importing
+    def ready(self, function: Function, library: str) -> None:
+        """Wait for the import; one that is killed meanwhile (by the machine's memory, for one) is tried again once."""
+        for last in (False, True):
+            if not self.busy:
+                return
             kind, value = self.receive()
-            if kind != "done":
-                self.stop()
+            if kind == "done":
+                return
+            self.stop()
+            if last or kind != "lost":
                 raise WorkerFailed(f"a worker could not start: {value or kind}")
+            self.begin(function, library)
 
     def send(self, function: Function, row: Sequence[Any], limit: float) -> None:
         if self.process is None:  # lost with its last call
             self.begin(function, function.__module__)
-            self.ready()
+            self.ready(function, function.__module__)
         self._send(["call", function.__module__, function.__name__, list(row), limit], limit)
 
     def receive(self) -> tuple[Any, Any]:

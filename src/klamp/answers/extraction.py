@@ -9,6 +9,7 @@ from typing import NamedTuple
 from klamp.answers.numbers import LONGEST, UNSIGNED, plain_number, split_percent
 
 READ = 100_000  # characters at the end of a text that are read
+DEEPEST = 8  # boxes inside boxes
 
 
 class Found(NamedTuple):
@@ -19,28 +20,40 @@ class Found(NamedTuple):
 
 
 _ANCHOR = re.compile(
-    r"####|\b(?:answer|result)\W{0,4}\s(?:is|=)(?![A-Za-z])[\s:*]*|\banswer\W{0,3}[:=][\s:*]*", re.IGNORECASE
+    r"####|\b(?:answer|result)\W{0,4}\s(?:is|=)(?![A-Za-z])[\s:*]*|\banswer\W{0,3}[:=][\s:*]*|答案\s?[是为：:][\s:：]*",
+    re.IGNORECASE,
 )
 _TOKEN = re.compile(rf"[+-]?(?:[0-9]+ (?=[0-9]+/[0-9]))?{UNSIGNED}(?:/{UNSIGNED})?")
 _LEAD = re.compile(
     r"[\s*_:~≈]*(?:(?:about|approximately|roughly|exactly|simply|just|only)\s+)?(?:\\?[$€£¥]\s?)?", re.IGNORECASE
 )
 _BEFORE_UNSAFE = re.compile(
-    r"(?:[-+*/^_{}\\%<>(\[]|[0-9]\s*(?:and|to|[,.:/])?|\bor|(?:\bnot|n't|n’t)(?:\s[A-Za-z]+)?)\s*[$€£]?$",
+    r"(?:[-+*/^_{}\\%<>(\[≠≤≥√–±]|[0-9]\s*(?:and|to|in|of|over|out of|[,.:/])?|\bor(?:\s(?:maybe|perhaps|possibly|even))?"
+    r"|(?:\bnot|\bcannot|n't|n’t)(?:\s[A-Za-z]+){0,2}|\bnegative|\bminus|\b(?:less|more|greater|fewer|other) than|\bat (?:least|most)"
+    r"|\b(?:root|square|cube|half|third|quarters?|thirds|fifths|percent|multiple|factor|power) of)[^\S\n]*[$€£]?\Z",
     re.IGNORECASE,
 )
-_MORE = re.compile(r"\s*,\s*[-+$]*[0-9]|[^0-9]*\bor\b[^0-9]*[0-9]", re.IGNORECASE)
+_MORE = re.compile(r"\s*,\s*[-+$]*[0-9]")
+_DIGIT = re.compile(r"[0-9]")
+_OR = re.compile(r"\bor\b", re.IGNORECASE)
 _UNIT = r"(?:[cmk]m|[mk]g|m[lL]|%|°[CF]?|hours?|minutes?|seconds?|days?|years?|inches|feet|miles?|dollars?|cents?)(?:[²³]|\^[23])?"
+_SCALE = r"(?:million|billion|trillion|thousand|hundred|dozen|quarters|thirds|halves|squared|cubed)\b"  # of a number
 _AFTER_UNSAFE = re.compile(
-    rf"(?!{_UNIT}(?![A-Za-z0-9^]))(?:[A-Za-z0-9°]|[.,:][0-9]|\s*(?:[-+*/^_(){{}}\[\]\\=<>!²³]|(?:or|and|to)\s+[-+$]*[0-9.]))",
+    rf"\s*{_UNIT}(?:\s*,\s*|\s+and\s+|\s+)[0-9]|(?!{_UNIT}(?![A-Za-z0-9^]))(?:[A-Za-z0-9°]|[.,:][0-9]|\.\.|…"
+    rf"|\s*(?:[-+*/^_(){{}}\[\]\\=<>!²³√±]|(?:or|and|to|in|over|times|out\s+of|divided\s+by)\s+[-+$]*[0-9.]|{_SCALE}"
+    r"|and\s+a\s+(?:half|third|quarter)|or\s+(?:more|less|maybe|perhaps)))",
     re.IGNORECASE,
 )
 _BETWEEN = re.compile(
-    r"(?:[\s,;$]|\\q?quad|\\[()\[\],;]|\\text\s*\{\s*(?:or|and|,)\s*\}|\b(?:or|and)\b)*", re.IGNORECASE
+    r"(?:[\s,;$]|\\q?quad|\\[()\[\],;]|\\text\s*\{\s*(?:or|and|,)\s*\}|\b(?:or|and|maybe|perhaps|possibly)\b)*",
+    re.IGNORECASE,
 )
 _COMMANDS = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\s*\{[^{}]*\}|\\(?:begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_ARGUMENT = re.compile(r"[_^]\s*[0-9]|\\[A-Za-z]+\s*[0-9]")
+_ENDLESS = re.compile(r"[0-9]\s*(?:\.\.+|…|\\[lc]?dots)\s*$")  # 0.3... is not 0.3
 _FUNCTIONS = re.compile(r"(?:sqrt|sin|cos|tan|cot|sec|csc|log|exp|inf|infinity|mod|gcd|lcm|min|max|lim)(?![A-Za-z])")
-_WORD = re.compile(r"[A-Za-z]{3,}|\b(?:[Ss]o|[Ii]s|[Oo]f|[Ww]e|[Hh]e|[Ii]t|[Ii]n)\b")
+_WORD = re.compile(r"[\u3400-\u9fff]|[A-Za-z]{3,}|\b(?:[Ss]o|[Ii]s|[Oo]f|[Ww]e|[Hh]e|[Ii]t|[Ii]n)\b")
+_DASH = re.compile(r"(?<![0-9A-Za-z)}\]])–(?=\.?[0-9])")  # an en dash for a minus, not in 3–5
 _BOX = re.compile(r"\\f?boxed\s*\{")
 _OPENING = re.compile(r"\\boxed|\\\[|\\\(|(?<!\\)\$\$?")
 _CLOSING = {"\\[": "\\]", "\\(": "\\)", "$$": "$$", "$": "$"}
@@ -51,7 +64,7 @@ def find(text: str, rule: str = "auto") -> Found | None:
     if "<think>" in text.rpartition("</think>")[2]:
         return None  # cut off before an answer
     text = text.rpartition("</think>")[2]
-    return RULES[rule](text if len(text) <= READ else text[-READ:])
+    return RULES[rule](_DASH.sub("-", text if len(text) <= READ else text[-READ:]))
 
 
 def extract(text: str, rule: str = "auto") -> str | None:
@@ -85,7 +98,7 @@ def _statement(text: str) -> Found:
     spans = list(_formulas(text))
     if spans and spans[0][0] == 0:
         return Found(_runs(text, spans)[0], marked=True)
-    line = re.split(r"\.(?=\s|$)", text.splitlines()[0])[0] if text else ""
+    line = re.split(r"\.(?=\s|$)|。", text.splitlines()[0])[0] if text else ""
     spans = [span for span in spans if span[1] <= len(line)]
     if spans and plain_number(line) is None and not _lead(line):
         return Found(_runs(line, spans)[0], marked=True)
@@ -94,6 +107,18 @@ def _statement(text: str) -> Found:
 
 def _boxed(text: str) -> Found | None:
     """The content of the last ``\\boxed{}``; boxes side by side are one list: a hedge is not an answer."""
+    for _ in range(DEEPEST):
+        found = _boxes(text)
+        if not found:
+            return None
+        text = _runs(text, found)[-1]
+        if not _BOX.search(text):
+            return Found(text, marked=True)
+    return None
+
+
+def _boxes(text: str) -> list[tuple[int, int, str]]:
+    """``(start, end, content)`` of the boxes that are in no other; none if the last is cut off."""
     found: list[tuple[int, int, str]] = []
     for match in _BOX.finditer(text):
         if found and match.start() < found[-1][1]:  # inside the last one
@@ -102,13 +127,10 @@ def _boxed(text: str) -> Found | None:
         while depth and end < len(text):
             depth += {"{": 1, "}": -1}.get(text[end], 0) * (text[end - 1] != "\\")
             end += 1
-        if depth:  # cut off
-            return None
+        if depth:
+            return []
         found.append((match.start(), end, text[match.end() : end - 1]))
-    if not found:
-        return None
-    content = _runs(text, found)[-1]
-    return _boxed(content) if _BOX.search(content) else Found(content, marked=True)
+    return found
 
 
 def _number(text: str) -> Found | None:
@@ -185,9 +207,15 @@ def _lead(text: str) -> str | None:
     """The number that a statement begins with, unless it goes on as "5 or 7", "5, 7" or "5x"."""
     start = _LEAD.match(text)
     token = _TOKEN.match(text, start.end() if start else 0)
-    if token is None or _AFTER_UNSAFE.match(text, token.end()) or _MORE.match(text, token.end()):
+    if token is None or _AFTER_UNSAFE.match(text, token.end()) or _goes_on(text, token.end()):
         return None
     return token.group() + _percent_after(text, token.end())
+
+
+def _goes_on(text: str, end: int) -> bool:
+    """Whether another number follows after a comma or an "or"."""
+    following = _DIGIT.search(text, end)
+    return following is not None and bool(_MORE.match(text, end) or _OR.search(text, end, following.start()))
 
 
 def _percent_after(text: str, end: int) -> str:
@@ -199,12 +227,13 @@ def formula(found: Found) -> str | None:
 
     A number that is a part of something larger ("5 or 7", "3x", "2024-05-07", "not 43") is none.
     """
-    text = found.text.strip().strip("*").strip()
+    text = found.text.strip().strip("*").removesuffix("\\").strip()
     body, _ = split_percent(text)
     if plain_number(body) is not None:
         return text.rstrip(".")
     if not has_words(body) and (found.marked or "\n" not in text) and len(text) <= LONGEST:
-        broken = re.search(r"[0-9]\s+[0-9]", text) or text.count("{") != text.count("}")
+        bare = _ARGUMENT.sub("_", text)  # without the 2 of \\log_2 3
+        broken = re.search(r"[0-9]\s+[0-9]", bare) or text.count("{") != text.count("}") or _ENDLESS.search(text)
         return None if broken else " ".join(text.split()) or None
     if found.marked and (lead := _lead(text)):
         return lead

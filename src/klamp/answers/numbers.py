@@ -15,7 +15,7 @@ _SCIENTIFIC = re.compile(
     rf"([+-]?{UNSIGNED}) ?(?:\\times|\\cdot|×|·|\*|x) ?10 ?\^ ?(?:\{{ ?([+-]?[0-9]{{1,3}}) ?\}}|([0-9]))"
 )
 _WRAPPED = re.compile(
-    r"\$\$(.*)\$\$|\$(.*)\$|\\\((.*)\\\)|\\\[(.*)\\\]|\\(?:text|mathrm|mathbf|textbf|boxed)\{([^{}]*)\}|\{([^{}]*)\}",
+    r"\$\$(.*)\$\$|\$(.*)\$|\\\((.*)\\\)|\\\[(.*)\\\]|\\(?:text|mathrm|mathbf|textbf|boldsymbol|boxed)\{([^{}]*)\}|\{([^{}]*)\}",
     re.DOTALL,
 )
 _THIN_SPACE = re.compile(r"(?<=[0-9])(?:\{,\}|\\[,!;:]|\\ )(?=[0-9]{3}(?![0-9]))")
@@ -26,11 +26,12 @@ def plain_number(text: str) -> Fraction | None:
     """The exact value of a text that is one number and nothing else, or None. A percent sign is not part of one."""
     if len(text) > LONGEST:
         return None
-    text = _THIN_SPACE.sub(",", text.strip().replace("\N{MINUS SIGN}", "-").replace("\\!", "").replace("\\$", "$"))
-    text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text).rstrip(".")
+    text = _THIN_SPACE.sub(",", _plain_signs(text).replace("\\!", "").replace("\\$", "$"))
+    text = _without_stop(re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text))
     for _ in range(3):
         if inner := _WRAPPED.fullmatch(text):
-            text = next(group for group in inner.groups() if group is not None).strip().rstrip(".")
+            text = next(group for group in inner.groups() if group is not None).strip()
+            text = _without_stop(text)
     text = _NEGATIVE_INSIDE.sub(r"-\\frac{\1}{\2}", text) if text.startswith("\\frac") else text
     if match := _LATEX_FRACTION.fullmatch(text):
         sign, whole, *parts = match.groups()
@@ -48,6 +49,16 @@ def plain_number(text: str) -> Fraction | None:
         return None
     value = Fraction(whole or 0) + _decimal(above) / denominator
     return -value if sign == "-" else value
+
+
+def _plain_signs(text: str) -> str:
+    text = re.sub(r"(?:\\ |~|\s)+$", "", text.strip()).replace("\N{MINUS SIGN}", "-")
+    return "-" + text[1:] if text[:1] == "\N{EN DASH}" else text
+
+
+def _without_stop(text: str) -> str:
+    """Without the full stop of a sentence or the dot after a decimal; "0.3..." is no number."""
+    return text.removesuffix("。") if text.endswith("..") else text.removesuffix("。").removesuffix(".")
 
 
 def _decimal(text: str) -> Fraction:

@@ -9,6 +9,8 @@ from klamp.data import options as data_options
 from klamp.errors import UserError, check_choice
 
 ENGINES = ("auto", "transformers", "vllm")
+COLDEST = 1e-3  # temperature of sampling
+MOST_SAMPLES = 100_000
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -59,6 +61,10 @@ class Options:
             raise UserError(f"--k {','.join(map(str, self.k))} must be whole numbers of at least 1, as in 1,4,16")
         if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
             raise UserError(f"--temperature {self.temperature} must be at least 0 (0: greedy)")
+        if 0.0 < self.temperature < COLDEST:
+            raise UserError(f"--temperature {self.temperature} is below {COLDEST}, where logits overflow; 0 is greedy")
+        if self.n > MOST_SAMPLES:
+            raise UserError(f"--n {self.n} is more than {MOST_SAMPLES:,} samples of a question")
         if self.temperature == 0.0 and self.n > 1:
             raise UserError(
                 f"at --temperature 0 all {self.n} samples of a question would be the same; give --n 1, or a temperature"

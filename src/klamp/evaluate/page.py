@@ -77,9 +77,12 @@ def chosen(samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """As many samples of every question as the page can hold, the first ones; of too many questions the first."""
     if not samples:
         return []
-    per_question = 1 + max(sample["sample"] for sample in samples)
-    while per_question > 1 and not _fits([one for one in samples if one["sample"] < per_question]):
-        per_question -= 1
+    low, high = 1, 1 + max(sample["sample"] for sample in samples)
+    while low < high:  # the most that fit
+        middle = (low + high + 1) // 2
+        fits = _fits([one for one in samples if one["sample"] < middle])
+        low, high = (middle, high) if fits else (low, middle - 1)
+    per_question = low
     kept = [one for one in samples if one["sample"] < per_question]
     while not _fits(kept):
         kept = kept[: len(kept) // 2]

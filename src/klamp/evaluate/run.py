@@ -274,6 +274,8 @@ def load_results(directory: Path) -> dict[str, Any]:
     path = directory / store.RESULTS
     try:
         found: dict[str, Any] = json.loads(path.read_text())
+        if not isinstance(found, dict) or not {"status", "metrics", "per_question"} <= found.keys():
+            raise ValueError("it does not hold the results of an evaluation")
     except FileNotFoundError as error:
         raise UserError(f"{directory} has no {store.RESULTS}: it was stopped; run its command again") from error
     except ValueError as error:

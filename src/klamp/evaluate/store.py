@@ -182,7 +182,7 @@ def _same(directory: Path, held: dict[str, Any], asked: dict[str, Any]) -> list[
     if names:
         changes = [told.get(name, f"{name} was {before.get(name)!r}, is {now.get(name)!r}") for name in names]
         raise UserError(f"{directory} holds another evaluation: {'; '.join(changes)}; give another --out")
-    old, new = held["versions"], asked["versions"]
+    old, new = held.get("versions", {}), asked["versions"]
     return [f"{name} was {old.get(name)}, is {new[name]}" for name in new if old.get(name) != new[name]]
 
 

@@ -13,6 +13,8 @@ from itertools import product
 from typing import Any
 from zlib import crc32
 
+from klamp.answers import plain_number
+
 _PLAIN_TO_LATEX = tuple(
     (re.compile(pattern), latex)
     for pattern, latex in (
@@ -24,6 +26,12 @@ _PLAIN_TO_LATEX = tuple(
         (r"\N{INFINITY}", r"\\infty "),
         (r"\N{GREEK SMALL LETTER PI}", r"\\pi "),
         (r"\N{MINUS SIGN}", "-"),
+        (r"\N{DEGREE SIGN}", r"^{\\circ}"),
+        (r"\N{SQUARE ROOT}\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"\N{SQUARE ROOT}\s*([0-9]+|[A-Za-z])", r"\\sqrt{\1}"),
+        (r"~", " "),
+        (r"^\s*[A-Za-z]\s*=\s*(?=\\pm)", ""),
+        (r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])", ""),  # x in [1, 2] is the interval
         (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
         (r"(?<![A-Za-z\\])E(?=_)", r"\\varepsilon "),  # E_1 is no power of e
     )
@@ -31,6 +39,33 @@ _PLAIN_TO_LATEX = tuple(
 
 _SUBSCRIPT = re.compile(r"(?<!log)(?<!sum)(?<!prod)(?<!int)(?<!lim)_ ?(?:\{([^{}]*)\}|(\\?[A-Za-z]+|[0-9]))")
 _MINUS_LIST = re.compile(r"-\s*(?:\\left)?\(.*,.*\)", re.DOTALL)
+_TEXT = re.compile(r"\\(?:text|textrm|textbf|mathrm|mbox|rm)\s*\{([^{}]*)\}")
+_JOINING = frozenset(["and", "or", "for", "if", "where", "with", "the", "a", "an", "is", "are"])
+_UNITS = {
+    "centimeter": "cm", "centimetre": "cm", "meter": "m", "metre": "m", "kilometer": "km", "kilometre": "km",
+    "millimeter": "mm", "millimetre": "mm", "foot": "ft", "feet": "ft", "inch": "in", "inche": "in", "hour": "h", "hr": "h",
+    "minute": "min", "second": "s", "sec": "s", "kilogram": "kg", "gram": "g", "pound": "lb", "degree": "°", "sq": "square",
+}  # fmt: skip
+_COUNTING = frozenset(  # of a number: never a unit that may be left out
+    [
+        "hundred",
+        "thousand",
+        "million",
+        "billion",
+        "trillion",
+        "dozen",
+        "half",
+        "quarter",
+        "third",
+        "more",
+        "less",
+        "fewer",
+        "least",
+        "most",
+        "not",
+        "than",
+    ]
+)
 _VARIABLE_AT_END = re.compile(r"[0-9}\s]\s*[A-Za-z]\s*$")
 
 
@@ -42,10 +77,60 @@ def same(gold: str, answer: str, gold_scale: int, answer_scale: int) -> bool:
     from math_verify import verify
 
     names = _subscripts(gold), _subscripts(answer)
-    if all(names) and names[0] != names[1]:
+    if (all(names) and names[0] != names[1]) or _texts_differ(gold, answer) or _lists_differ(gold, answer):
         return False
     pairs = product(_read(gold, gold_scale), _read(answer, answer_scale))
-    return any(not _differ(g, a) and verify(g, a, timeout_seconds=None) and _agree(g, a) for g, a in pairs)
+    return any(
+        _comparable(gold, g, answer, a) and not _differ(g, a) and verify(g, a, timeout_seconds=None) and _agree(g, a)
+        for g, a in pairs
+    )
+
+
+def _texts_differ(gold: str, answer: str) -> bool:
+    """Whether words in formulas say that they differ, which math-verify drops: 5 million and 5, km and m, AM and PM.
+
+    A unit may be left out, unless numbers stand on both sides of it (2 hours 30 minutes).
+    """
+    said = _words_in(gold), _words_in(answer)
+    if said[0] == said[1] and not said[0]:
+        return False
+    counted = [sorted(word for word in words if word in _COUNTING) for words in said]
+    if counted[0] != counted[1] or (all(said) and sorted(said[0]) != sorted(said[1])):
+        return True
+    compound = any(re.search(r"[0-9].*[0-9]", _TEXT.sub(_unit_mark, text).partition("\0")[2]) or
+                   re.search(r"[0-9][^0-9]*\0[^0-9]*[0-9]", _TEXT.sub(_unit_mark, text)) for text in (gold, answer))  # fmt: skip
+    return compound and re.findall(r"[0-9.]+", gold) != re.findall(r"[0-9.]+", answer)
+
+
+def _words_in(text: str) -> list[str]:
+    found = (word.removesuffix("s") if len(word) > 2 else word for part in _TEXT.findall(text)
+             for word in re.findall(r"[^\W\d_]+", part.casefold()))  # fmt: skip
+    named = [_UNITS.get(word, word) for word in found]
+    return [word for word in named if word not in _JOINING and word not in ("unit", "square", "°")]
+
+
+def _unit_mark(match: re.Match[str]) -> str:
+    return "\0" if _words_in(match.group()) else " "
+
+
+def _lists_differ(gold: str, answer: str) -> bool:
+    """Whether both are lists of numbers that differ in how often one occurs: math-verify compares them as sets."""
+    lists = [[plain_number(part) for part in re.sub(r"[{}\[\]()\\$]", " ", text).split(",")] for text in (gold, answer)]
+    counts = [sorted(number for number in one if number is not None) for one in lists]
+    whole = all(len(one) == len(numbers) > 1 for one, numbers in zip(lists, counts, strict=True))
+    return whole and len(counts[0]) == len(counts[1]) and counts[0] != counts[1]
+
+
+def _comparable(gold: str, g: Any, answer: str, a: Any) -> bool:
+    """An equation is the value on its right only if a name stands on its left: x = 5, f(x) = 5, not 3x = 6."""
+    import sympy
+
+    if isinstance(g, sympy.Eq) == isinstance(a, sympy.Eq):
+        return True
+    text, equation = (gold, g) if isinstance(g, sympy.Eq) else (answer, a)
+    named = re.match(r"\s*\$?\s*(?:\\?[A-Za-z]{3,}|\\(?:text|mathrm)\s*\{[^{}]*\})[^=0-9+*/^-]*=", text)
+    left = equation.lhs
+    return bool(named) or left.is_Symbol or isinstance(left, sympy.Tuple | sympy.core.function.AppliedUndef)
 
 
 def _subscripts(text: str) -> set[str]:
@@ -74,6 +159,9 @@ def _read(text: str, scale: int) -> list[Any]:
         config = replace(config, normalization_config=replace(config.normalization_config, units=False))
     parsed = parse(f"\\boxed{{{text}}}", [config], parsing_timeout=None)
     found = [part for part in parsed if not isinstance(part, str)]
+    if not found and text.count("\\pm") == 1:  # math-verify reads it at the top of a formula only
+        both = [_read(text.replace("\\pm", sign), 1) for sign in "+-"]
+        found = [sympy.FiniteSet(*(one[0] for one in both))] if all(both) else []
     return found if scale == 1 else [part * sympy.Rational(1, scale) for part in found]
 
 

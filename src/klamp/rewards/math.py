@@ -30,7 +30,7 @@ from klamp.rewards.comparison import same
 from klamp.rewards.extracting import Extractor
 from klamp.worker import WORKER, Outcome
 
-RULES_VERSION = 1  # of the rules in this room and in klamp.answers: raise it when a verdict may change
+RULES_VERSION = 2  # of the rules in this room and in klamp.answers: raise it when a verdict may change
 CACHE_SIZE = 65_536
 
 Pair = tuple[str, str, int, int]  # gold, answer, and what each is divided by

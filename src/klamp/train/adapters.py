@@ -9,12 +9,17 @@ from typing import Any
 from klamp.errors import UserError
 
 
-def low_rank(rank: int) -> Any:
-    """PEFT's configuration: W + (alpha / r) B A on every linear layer but the head, alpha = 2 r."""
+def low_rank(rank: int, width: int | None = None) -> Any:
+    """PEFT's configuration: W + (alpha / r) B A on every linear layer but the head, alpha = 2 r.
+
+    Raises UserError for a rank below 1 or above ``width``, the model's, where an adapter has more numbers than a layer.
+    """
     if importlib.util.find_spec("peft") is None:
         raise UserError("--lora needs the package peft; pip install peft")
     if rank < 1:
         raise UserError(f"--lora {rank} must be a rank of at least 1; 16 is usual")
+    if width is not None and rank > width:
+        raise UserError(f"--lora {rank} is more than the model's width of {width}; 16 is usual")
     from peft import LoraConfig
 
     return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")

@@ -42,6 +42,7 @@ def answer(
 ) -> Answers:  # fmt: skip
     """Generate one completion per row and score it; sampling is from the full distribution at ``temperature``."""
     completions: list[str] = []
+    tokens: list[list[int]] = []
     devices = [model.device] if model.device.type == "cuda" else []
     training = model.training
     model.eval()
@@ -56,9 +57,16 @@ def answer(
             ids = model.generate(
                 **inputs, **sampling, max_new_tokens=max_new_tokens, pad_token_id=tokenizer.pad_token_id
             )
-            completions += tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+            drawn = ids[:, inputs["input_ids"].shape[1] :]
+            completions += tokenizer.batch_decode(drawn, skip_special_tokens=True)
+            tokens += [up_to_end(one, tokenizer.eos_token_id) for one in drawn.tolist()]
     model.train(training)
-    return Answers(rows, completions, score(reward, rows, completions))
+    return Answers(rows, completions, score(reward, rows, completions, tokens))
+
+
+def up_to_end(ids: list[int], end: int | None) -> list[int]:
+    """A completion's own tokens, its end token among them; what follows is padding."""
+    return ids[: ids.index(end) + 1] if end in ids else ids
 
 
 def paired_outcomes(path: Path) -> dict[str, dict[str, float]] | None:
@@ -74,7 +82,9 @@ def paired_outcomes(path: Path) -> dict[str, dict[str, float]] | None:
     return found
 
 
-def score(reward: RewardFunction, rows: Sequence[Row], completions: list[str]) -> list[Verdict]:
+def score(
+    reward: RewardFunction, rows: Sequence[Row], completions: list[str], tokens: Sequence[list[int]]
+) -> list[Verdict]:
     """What the part of the reward that decides says; what shapes a completion (its length) has no say here."""
     prompts = [row["prompt"] for row in rows]
     columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"} if rows else {}
@@ -82,7 +92,7 @@ def score(reward: RewardFunction, rows: Sequence[Row], completions: list[str]) -
         text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
         for prompt, text in zip(prompts, completions, strict=True)
     ]
-    return reward.solved_by.verdicts(prompts, answers, **columns) if rows else []
+    return reward.solved_by.verdicts(prompts, answers, **columns, completion_ids=tokens) if rows else []
 
 
 def encode(tokenizer: Any, prompts: list[Any], chat: dict[str, Any]) -> Any:

@@ -88,7 +88,8 @@ def configure(options: Options, task_defaults: Mapping[str, Any], kind: Any = No
         raise UserError(str(error).strip() or type(error).__name__) from error
     if rest:
         name = rest[0].lstrip("-").partition("=")[0].replace("-", "_")
-        raise UserError(f"there is no option {rest[0]!r}; {did_you_mean(name, known)}")
+        ours = {item.name for item in dataclasses.fields(Options)} - {"trl", "config"}
+        raise UserError(f"there is no option {rest[0]!r}; {did_you_mean(name, known | ours)}")
     if config.save_only_model:
         raise UserError(
             "save_only_model leaves checkpoints that cannot be resumed; model/ holds the final model anyway"

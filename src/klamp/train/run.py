@@ -69,6 +69,7 @@ def _run(
     tokenizer = load_tokenizer(path, config.trust_remote_code)
     shown = prompted(asked, options, tokenizer, config.chat_template_kwargs)
     require_rows(shown, config)
+    adapter_config(options, asked.model, config.trust_remote_code)  # refused before anything is written
     spec = config.resolved_spec
     if checkpoint is None:
         directory, made = rundir.create(options.out, spec, options.seed)
@@ -107,6 +108,19 @@ def _run(
             else f"{checkpoint} cannot be resumed (remove it for the one before)"
         )
         raise UserError(f"{where}: {_reason(error)}") from error
+
+
+def adapter_config(options: Options, model: str, trust_remote_code: bool) -> Any:
+    """PEFT's configuration of --lora, None without it."""
+    if options.lora is None:
+        return None
+    from transformers import AutoConfig
+
+    from klamp.train.adapters import low_rank
+    from klamp.train.models import model_path
+
+    found = AutoConfig.from_pretrained(model_path(model, trust_remote_code), trust_remote_code=trust_remote_code)
+    return low_rank(options.lora, getattr(found.get_text_config(), "hidden_size", None))
 
 
 def _fingerprint(asked: Problem) -> str:
@@ -233,7 +247,6 @@ class Job:
         from transformers import PrinterCallback
 
         from klamp.records import RecordWriter
-        from klamp.train import adapters
         from klamp.train.models import model_path
         from klamp.train.recording import recorder
         from klamp.train.trainer import KlampTrainer
@@ -250,7 +263,7 @@ class Job:
             args=self.config,
             train_dataset=Dataset.from_list(self.rows),
             processing_class=self.tokenizer,
-            peft_config=None if self.options.lora is None else adapters.low_rank(self.options.lora),
+            peft_config=adapter_config(self.options, self.asked.model, self.config.trust_remote_code),
             recorder=record,
         )
         trainer.remove_callback(PrinterCallback)

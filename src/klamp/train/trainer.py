@@ -30,6 +30,7 @@ from klamp.train.config import KlampConfig
 
 _STATE = "klamp_state.json"
 _BUFFER = "klamp_rollout"
+_WINDOW = "klamp_log"  # what was counted since the last log
 
 Recorder = Callable[["KlampTrainer", dict[str, Any], Batch, LossOutput], None]
 
@@ -253,6 +254,9 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
                 {key: value for key, value in part.items() if value is not None} for part in self._buffered_inputs
             ]
             torch.save(buffer, folder / f"{_BUFFER}_{self.accelerator.process_index}.pt")
+        tally = self._tallies["train"]
+        window = {**vars(tally), "metrics": {name: list(values) for name, values in self._metrics["train"].items()}}
+        torch.save(window, folder / f"{_WINDOW}_{self.accelerator.process_index}.pt")
         if self.args.should_save:
             files = sorted(path.name for path in folder.iterdir() if path.is_file())
             state = {"step": self._step, "rollouts": self._rollouts, "objective": self.objective_state, "files": files}
@@ -267,9 +271,16 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
             return
         state = json.loads((Path(checkpoint) / _STATE).read_text())
         self._step, self._rollouts, self.objective_state = state["step"], state["rollouts"], state["objective"]
-        buffer = Path(checkpoint) / f"{_BUFFER}_{self.accelerator.process_index}.pt"
+        buffer, window = (
+            Path(checkpoint) / f"{name}_{self.accelerator.process_index}.pt" for name in (_BUFFER, _WINDOW)
+        )
+        device = self.accelerator.device.type
         if buffer.exists():
-            self._buffered_inputs = torch.load(buffer, map_location=self.accelerator.device.type, weights_only=True)
+            self._buffered_inputs = torch.load(buffer, map_location=device, weights_only=True)
+        if window.exists():
+            held = torch.load(window, map_location=device, weights_only=True)
+            self._metrics["train"].update(held.pop("metrics"))
+            self._tallies["train"] = Tally(**held)
 
 
 _MULTIMODAL = (
