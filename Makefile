@@ -25,7 +25,7 @@ smollm: $(VENV)/.train
 	$(BIN)/python -c 'from klamp.train.models import model_path; print(model_path("smollm2-135m"))'
 
 test: $(VENV)/.dev
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest --numprocesses 2 --dist loadfile
 
 bench: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/loss.py
