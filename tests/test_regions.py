@@ -318,7 +318,7 @@ def test_ratio_bounds_are_kept_as_given() -> None:
     "region",
     [klamp.region("k3", 0.02), klamp.region("power(0.3)", radius_low=0.1, radius_high=math.inf),
      klamp.region(ratio_low=0.8, ratio_high=1.28), klamp.region(ratio_high=3.0), klamp.region("custom_parts:quartic", 0.1)],
-    ids=str,
+    ids=["k3", "one radius", "ratios", "one ratio", "own measure"],
 )  # fmt: skip
 def test_regions_are_values(region: klamp.Region) -> None:
     arguments: dict[str, Any] = region.arguments()
