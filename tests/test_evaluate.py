@@ -35,9 +35,11 @@ from klamp.evaluate.run import evaluate
 from klamp.evaluate.score import majority, per_question, totals
 
 PROGRAM = """
-import argparse, sys
+import argparse, sys, time
 from klamp.errors import UserError
-from klamp.evaluate import command
+from klamp.evaluate import command, run
+judged = run._judged
+run._judged = lambda *words: time.sleep(0.1) or judged(*words)  # slow enough for a signal to meet it
 parser = argparse.ArgumentParser()
 command.add_parser(parser.add_subparsers(dest="verb"))
 try:
