@@ -503,3 +503,14 @@ def test_the_page_names_every_benchmark_shape_and_option() -> None:
     for option in re.findall(r"^\| `(--[a-z-]+)", PAGE, re.MULTILINE):
         for verb in ("train", "eval"):
             assert option in verbs[verb]._option_string_actions, (verb, option)
+
+
+@pytest.mark.parametrize("answer", ["", "  ", "#### 3\n#### "])
+def test_an_empty_answer_is_a_bad_row(answer: str, tmp_path: Path) -> None:
+    source = tmp_path / "d.jsonl"
+    rows = [{"question": "1+1?", "answer": answer}, {"question": "1+2?", "answer": "3"}]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = load(Request(str(source), skip_bad_rows=True))
+    assert [one.row for one in found.bad] == [1]
+    with pytest.raises(UserError, match=r"row 1|line 1"):
+        load(Request(str(source)))

@@ -34,6 +34,10 @@ def test_what_is_not_defined_is_refused(n: int, c: int, k: int) -> None:
         pass_at_k(n, c, k)
 
 
+def test_none_correct_is_a_plain_zero() -> None:
+    assert str(pass_at_k(8, 0, 4)) == "0.0"
+
+
 def test_pass_at_k_is_unbiased_where_the_plug_in_is_not() -> None:
     """E over c ~ Binomial(n, p) is 1 - (1 - p)^k, exactly; 1 - (1 - c/n)^k is too small."""
     n, p, k = 8, 0.15, 4

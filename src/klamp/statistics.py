@@ -27,6 +27,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     """
     if not (0 <= c <= n and 1 <= k <= n):
         raise UserError(f"pass@{k} of {c} correct among {n} is not defined: it needs 0 <= c <= n and 1 <= k <= n")
+    if c == 0:
+        return 0.0
     if n - c < k:
         return 1.0
     # log of the product over the k draws of (n - c - i) / (n - i); the shorter of its two forms

@@ -150,7 +150,10 @@ class Shape:
         whole = parts[0] if len(parts) == 1 else parts
         prompt = _part("prompt", "+".join(self.prompt), {"+".join(self.prompt): whole}, self.read_prompt)
         worked = _part("answer", self.answer, row, self.read_answer)
-        return prompt, _part("answer", self.answer, {self.answer: worked}, self.final), worked
+        answer = _part("answer", self.answer, {self.answer: worked}, self.final)
+        if not answer.strip():
+            raise RowError(f"the answer (column {self.answer!r}) is empty; every row needs one")
+        return prompt, answer, worked
 
 
 SHAPES = (

@@ -36,7 +36,7 @@ def add_parser(verbs: Any) -> None:
     add(
         "--reward",
         metavar="R",
-        help="exact, math, reasoning_gym:NAME, module:function or file.py:function (of a benchmark: math)",
+        help="math, numeric, exact, multiple_choice, reasoning_gym:NAME, module:function, file.py:function, or a weighted sum (of a benchmark: math)",
     )
     data_options.add_arguments(add, "test")
     add("--limit", type=int, metavar="N", help="the first N questions only")

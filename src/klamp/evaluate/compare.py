@@ -11,7 +11,10 @@ from klamp.errors import UserError
 from klamp.evaluate.run import load_results
 from klamp.statistics import paired
 
-LISTED = ("model", "data", "reward_name", "n", "temperature", "top_p", "top_k", "max_tokens", "seed", "engine", "dtype")
+LISTED = (
+    "model", "data", "reward_name", "prompting", "plain_prompts", "n", "temperature", "top_p", "top_k", "max_tokens", "seed",
+    "engine", "dtype",
+)  # fmt: skip
 
 
 def compare(a: Path, b: Path) -> dict[str, Any]:
