@@ -16,7 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 from klamp.train.options import Options, configure
-from klamp.train.run import Job, problem, quiet
+from klamp.train.problem import problem
+from klamp.train.quiet import quiet
+from klamp.train.run import Job
 
 
 class Clock:

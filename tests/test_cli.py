@@ -136,6 +136,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "def varied(prompts, completions, **columns):\n    return [float(sum(map(ord, c)) % 7) for c in completions]\n"
     )
     (folder / "typo.yaml").write_text("specc: dapo\n")
+    chat = [{"messages": [{"role": "user", "content": row["question"]}], "answer": row["answer"]} for row in rows]
+    (folder / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chat))
+    (folder / "dataset.yaml").write_text("datset: d.jsonl\n")
     (folder / "list.yaml").write_text("- dapo\n")
     (folder / "kind.yaml").write_text("eval_size: many\n")
     (folder / "file").write_text("")
@@ -154,6 +157,12 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["train", "--dataset", "{}/d.jsonl", "--reward", "math", "--prompt-field", "text"], "no column 'text'"),
     (["train", "--dataset", "{}/none.jsonl", "--reward", "math"], "none.jsonl"),
     (["train", "--dataset", "{}/d.jsonl"], "--dataset needs --reward"),
+    (["train", "--dataset", "gsm9k"], "did you mean the benchmark 'gsm8k'?"),
+    (["train", "--dataset", "{}/d.jsonl", "--reward", "exact", "--data-dir", "x"], "is a file, and --data-dir x"),
+    (["train", "--dataset", "{}/chat.jsonl", "--reward", "exact"], "has no chat template"),
+    (["train", "--config", "{}/dataset.yaml"], "did you mean 'dataset'?"),
+    (["eval", "--data", "{}/chat.jsonl", "--reward", "exact"], "has no chat template"),
+    (["eval", "--data", "gsm9k"], "did you mean the benchmark 'gsm8k'?"),
     (["train", "--dataset", "{}/d.jsonl", "--task", "sort", "--reward", "exact"], "not both"),
     (["train", "--dataset", "{}/d.jsonl", "--reward", "mth"], "did you mean 'math'?"),
     (["train", "--dataset", "{}/d.jsonl", "--reward", "{}/r.py:missing"], "no function 'missing'"),

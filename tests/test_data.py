@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from klamp.data import load_rows, split_heldout
+from klamp.data import Request, load, split_heldout
 from klamp.errors import UserError
 
 datasets = pytest.importorskip("datasets")
@@ -21,6 +21,10 @@ MAWPS = (
     '{"input":"There were 28 bales of hay in the barn . Tim stacked bales in the barn today . '
     'There are now 54 bales of hay in the barn . How many bales did he store in the barn ?","target":26.0}\n'
 )
+
+
+def load_rows(source: Path | str, **options: Any) -> Any:
+    return load(Request(str(source), **options)).dataset
 
 
 def write(folder: Path, name: str, content: str | bytes) -> str:

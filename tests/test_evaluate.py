@@ -33,9 +33,11 @@ from klamp.evaluate.options import Options
 from klamp.evaluate.page import render
 from klamp.evaluate.run import evaluate
 from klamp.evaluate.score import majority, per_question, totals
+from klamp.train import rundir
 
 PROGRAM = """
-import argparse, sys, time
+import argparse, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a script inherit that it is ignored
 from klamp.errors import UserError
 from klamp.evaluate import command, run
 judged = run._judged
@@ -244,7 +246,7 @@ def test_a_second_process_and_a_broken_part_are_refused(whole: Path, tmp_path: P
     with pytest.raises(UserError, match=r"part-000003\.parquet is not a readable Parquet file; remove it"):
         evaluate(Options(out=str(directory), **SMALL))
     part.unlink()
-    with store._locked(directory), pytest.raises(UserError, match="another process is evaluating"):
+    with rundir.locked(directory, "evaluating into"), pytest.raises(UserError, match="another process is evaluating"):
         evaluate(Options(out=str(directory), **SMALL))
     evaluate(Options(out=str(directory), **SMALL))
     assert parts(directory) == parts(whole)
@@ -567,6 +569,18 @@ def test_a_comparison_of_samples_and_of_other_questions(tmp_path: Path) -> None:
     c = stored(tmp_path / "c", {"x": [True, True], "z": [True, True], "w": [True, True]})
     with pytest.raises(UserError, match=r"has 2, .* has 3, and 1 are in both"):
         compare(a, c)
+
+
+def test_a_sum_shows_its_value_and_a_comparison_the_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = data_file(tmp_path / "d.jsonl", [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(3)])
+    words = ["--data", str(data), "--n", "1", "--max-tokens", "3", "--reward", "math + 0.25*format('.*')"]
+    assert run(*words, "--out", str(tmp_path / "a")) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("reward")]
+    assert line.split()[1] == f"{numbers(tmp_path / 'a')['reward']['mean']:.3f}" != "0.000"
+    assert run(*words, "--instruction", "In digits.", "--out", str(tmp_path / "b")) == 0
+    differ = compare(tmp_path / "a", tmp_path / "b")["differ_in"]
+    assert set(differ) == {"prompting"}
+    assert [one["instruction"] for one in differ["prompting"]] == [None, "In digits."]
 
 
 def test_k_above_n_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -174,6 +174,13 @@ def test_any_model_runs_dry(tmp_path: Path, empty: Path, capsys: pytest.CaptureF
     assert [path for path in empty.rglob("*") if path.name != "tmp"] == []
 
 
+def test_what_does_not_fit_has_an_exit_code_of_its_own(
+    offline: None, empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--dry-run", "--gpu-memory", "0.5"]) == 1
+    assert "DOES NOT FIT" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -186,6 +193,7 @@ def test_any_model_runs_dry(tmp_path: Path, empty: Path, capsys: pytest.CaptureF
         (["--dry-run", "--model", "nobody/nothing"], "a dry run needs at least its config.json"),
         (["--dry-run", "--epsilon", "0.3"], "would fight the spec"),
         (["--dry-run", "--num_generations", "7"], "divisible by num_generations"),
+        (["--dry-run", "--lora", "4000"], "is more than the model's width"),
     ],
 )
 def test_mistakes_are_refused(
@@ -258,7 +266,7 @@ def test_adapters_are_counted_as_peft_makes_them() -> None:
         vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, head_dim=16, tie_word_embeddings=False,
     )  # fmt: skip
-    model = get_peft_model(Qwen3ForCausalLM(config), low_rank(4))
+    model = get_peft_model(Qwen3ForCausalLM(config), low_rank(4, config))
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert memory.shape(config, lora=4).adapters == trained
 

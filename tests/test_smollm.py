@@ -41,6 +41,12 @@ def test_a_missing_package_is_said(package: Path, monkeypatch: pytest.MonkeyPatc
         model_path("smollm2-135m")
 
 
+def test_the_name_on_the_hub_leads_to_the_one_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("klamp.train.models._ask_hub", lambda model: (_ for _ in ()).throw(OSError("no network")))
+    with pytest.raises(UserError, match="without the hub there is 'smollm2-135m'"):
+        model_path("HuggingFaceTB/SmolLM2-135M-Instruct")
+
+
 def test_a_converted_model_needs_no_package(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = package / "cache" / "models" / "smollm2-135m-9.9"
     made.mkdir(parents=True)

@@ -94,6 +94,7 @@ RIGHT = [
     (r"2\text{ hours } 30\text{ minutes}", r"2\text{ hours and }30\text{ minutes}"),
     ("12", r"\text{Area}=12"),
     ("12", "Area = 12"),
+    (r"\frac{24}{2}", r"\text{Area}=12"),
     (r"2\sqrt{3}", "2√3"),
     ("204", r"\boldsymbol{204}"),
     ("-5", "–5"),

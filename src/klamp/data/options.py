@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ def default_reward(source: str | None) -> str | None:
     return None if known is None else known.reward
 
 
+def nearest_benchmark(source: str) -> str:
+    """The end of a message: a benchmark that may have been meant, which needs no reward."""
+    near = get_close_matches(source, BENCHMARKS, 1)
+    return f"; did you mean the benchmark {near[0]!r}?" if near else ""
+
+
 def request(options: Any, source: str, purpose: str) -> Request:
     """What the options ask for."""
     names = {item.name for item in fields(Request)} - {"source", "purpose"}
@@ -82,7 +89,7 @@ def usual_instruction(options: Any, source: str) -> str | None:
     known = benchmark(source)
     if known is None or not known.instruction or options.instruction is not None:
         return None
-    return f"{known.name}: after each prompt comes {known.instruction!r} (--instruction '' leaves it out)"
+    return f"{known.name}: after each prompt comes \"{known.instruction}\" (--instruction '' leaves it out)"
 
 
 def examples_apart(options: Any, asked: Request, prompts: Sequence[Any]) -> tuple[Example, ...]:

@@ -120,11 +120,20 @@ def tokens_of(tokenizer: Any, prompt: Prompt, chat: dict[str, Any] | None = None
     """Tokens of a prompt as the model is asked, the template's own among them; ``chat``: arguments of the template."""
     if isinstance(prompt, str):
         return len(tokenizer(prompt)["input_ids"])
+    return len(tokenizer(templated(tokenizer, prompt, chat), add_special_tokens=False)["input_ids"])
+
+
+def templated(tokenizer: Any, messages: Any, chat: dict[str, Any] | None = None) -> str:
+    """Chat messages through the model's template. Raises UserError where it has none or refuses them."""
+    if not tokenizer.chat_template:
+        raise UserError(
+            "the rows are chats (lists of messages), and the model has no chat template; give --model one that has"
+        )
     try:
-        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **chat or {})
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **chat or {})
     except Exception as error:  # a template raises what it likes
         raise UserError(f"the model's chat template cannot show the prompt: {error}") from error
-    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return text
 
 
 def up_to(rows: Sequence[Row], limit: int | None, count: Callable[[Prompt], int]) -> tuple[list[Row], list[int]]:

@@ -104,30 +104,15 @@ def load(request: Request) -> Rows:
     return _benchmark_rows(known, request)
 
 
-def load_rows(
-    source: str | Path,
-    *,
-    prompt_field: str | None = None,
-    answer_field: str | None = None,
-    split: str = "train",
-    data_dir: str | None = None,
-) -> Dataset:
-    """The rows of a JSONL, JSON, Parquet or CSV file, a folder of such, a saved dataset, a hub id or a benchmark's name.
-
-    The columns ``prompt`` (a string, or a list of chat messages) and ``answer`` (a string), in the order of the source;
-    other columns stay, unless TRL gives their name a meaning or they mix types (logged). ``split`` picks a folder's files
-    by their names, or the split of a dataset. Fields that are not given are those of the first of ``SHAPES`` that fits.
-    Raises UserError with the file, line, row or column for everything that cannot be read.
-    """
-    request = Request(str(source), "test" if split == "test" else "train", split, data_dir, prompt_field, answer_field)
-    return load(request).dataset
-
-
 # --- sources --------------------------------------------------------------------------------------------------
 
 
 def _source(name: str, split: str, data_dir: str | None) -> Source:
     path = Path(name).expanduser()
+    if path.is_file() and data_dir:
+        raise UserError(
+            f"{name} is a file, and --data-dir {data_dir} would be a folder inside it; leave --data-dir out"
+        )
     if path.exists():
         return open_path(path / data_dir if data_dir else path, split)
     if path.suffix in SUFFIXES or name.startswith(("/", ".", "~")) or not is_hub_id(name):

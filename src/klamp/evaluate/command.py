@@ -30,7 +30,11 @@ def add_parser(verbs: Any) -> None:
     )  # fmt: skip
     add = parser.add_argument
     add("--compare", nargs=2, metavar=("A", "B"), help="compare two evaluations, paired by question")
-    add("--model", metavar="M", help="path or Hugging Face id (default: the embedded model)")
+    add(
+        "--model",
+        metavar="M",
+        help="path, Hugging Face id, or smollm2-135m (default: the task's; of data the embedded model)",
+    )
     add("--data", "--dataset", dest="data", metavar="D", help=data_options.SOURCES)
     add("--task", help="data and reward under one name: sort (default) or reasoning_gym:NAME")
     add(
@@ -103,8 +107,10 @@ def results_text(results: Mapping[str, Any]) -> str:
         f"{'':14}{'mean':>9}{'s.e.':>9}   {'95 % interval':<20}questions",
     ]
     lines += [_row(name, one) for name, one in results["metrics"].items()]
+    if results["reward"] is not None and results["reward"] != results["metrics"].get(f"avg@{results['n']}"):
+        lines.append(_row("reward", results["reward"], digits=3))
     if results["truncated"] is not None:
-        lines += [_row("truncated", results["truncated"]), _row("tokens", results["tokens"], plain=True)]
+        lines += [_row("truncated", results["truncated"]), _row("tokens", results["tokens"], digits=1)]
     if not results["metrics"]:
         lines.append("no question has all its samples and a score")
     lines += ["", *notes(results)]
@@ -162,9 +168,10 @@ def comparison_text(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _row(name: str, one: Mapping[str, Any], plain: bool = False) -> str:
-    scale, form = (1.0, "{:.1f}") if plain else (100.0, "{:.1f}")
-    mean = form.format(scale * one["mean"]) + ("" if plain else " %")
+def _row(name: str, one: Mapping[str, Any], digits: int | None = None) -> str:
+    """A line of the table: a share in percent, or a number with so many digits."""
+    scale, form = (100.0, "{:.1f}") if digits is None else (1.0, f"{{:.{digits}f}}")
+    mean = form.format(scale * one["mean"]) + (" %" if digits is None else "")
     error = "-" if one["error"] is None else form.format(scale * one["error"])
     return f"{name:14}{mean:>9}{error:>9}   {_interval(one, form, scale):<20}{one['questions']}"
 

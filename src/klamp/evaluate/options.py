@@ -52,7 +52,8 @@ class Options:
             raise UserError("--task is data with its reward; give either --task or --data, not both")
         if self.data and not (self.reward or data_options.default_reward(self.data)):
             raise UserError(
-                "--data needs --reward: math, numeric, exact, multiple_choice, reasoning_gym:NAME, module:function, file.py:function, or a weighted sum"
+                "--data needs --reward: math, numeric, exact, multiple_choice, reasoning_gym:NAME, module:function, "
+                f"file.py:function, or a weighted sum{data_options.nearest_benchmark(self.data)}"
             )
         data_options.check(self, self.data, "--data")
         for name in ("n", "limit", "max_tokens", "batch_size"):

@@ -7,12 +7,12 @@ import os
 import shlex
 import sys
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from klamp.data.prompts import templated
 from klamp.errors import UserError
 from klamp.evaluate import questions as source
 from klamp.evaluate import store
@@ -32,6 +32,7 @@ from klamp.evaluate.judging import Judged, judge
 from klamp.evaluate.options import Options
 from klamp.evaluate.score import NEEDED, per_question, totals
 from klamp.tasks import EMBEDDED_PREFIX
+from klamp.train.quiet import quiet
 
 EVERY = 10.0  # seconds between two lines of progress where stderr is no terminal
 
@@ -54,7 +55,7 @@ def evaluate(options: Options) -> dict[str, Any]:
     """
     store.check_target(options.out)
     asked = source.asked(options)
-    _quiet()
+    quiet()
     import torch
 
     from klamp.train.models import load_tokenizer, model_path
@@ -166,10 +167,7 @@ def encoded(tokenizer: Any, prompt: Any, plain: bool) -> tuple[Any, str, tuple[i
     if isinstance(prompt, str) and (plain or not tokenizer.chat_template):
         return prompt, prompt, tuple(tokenizer(prompt)["input_ids"])
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # a template raises what it likes
-        raise UserError(f"the model's chat template cannot show the prompt: {error}; see --plain-prompts") from error
+    text = templated(tokenizer, messages)
     return messages, text, tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -257,15 +255,6 @@ def _again(directory: Path, out: str | None) -> str:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _quiet() -> None:
-    """Leave stderr to our own lines."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", module=r"(torch|transformers)\.")
 
 
 def load_results(directory: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from klamp.errors import UserError
 from klamp.evaluate.questions import Question
+from klamp.train import rundir
 from klamp.version import __version__
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def opened(directory: Path, plan: Plan, manifest: dict[str, Any]) -> Iterator[tu
     new = not (directory / MANIFEST).exists()
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with _locked(directory):
+        with rundir.locked(directory, "evaluating into"):
             try:
                 held, notes = manifest, []
                 if new:
@@ -184,23 +185,6 @@ def _same(directory: Path, held: dict[str, Any], asked: dict[str, Any]) -> list[
         raise UserError(f"{directory} holds another evaluation: {'; '.join(changes)}; give another --out")
     old, new = held.get("versions", {}), asked["versions"]
     return [f"{name} was {old.get(name)}, is {new[name]}" for name in new if old.get(name) != new[name]]
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        yield
-        return
-    with (directory / ".lock").open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(
-                f"another process is evaluating into {directory}; wait for it, or give another --out"
-            ) from error
-        yield
 
 
 # --- manifests ------------------------------------------------------------------------------------------------

@@ -40,32 +40,17 @@ _PLAIN_TO_LATEX = tuple(
 _SUBSCRIPT = re.compile(r"(?<!log)(?<!sum)(?<!prod)(?<!int)(?<!lim)_ ?(?:\{([^{}]*)\}|(\\?[A-Za-z]+|[0-9]))")
 _MINUS_LIST = re.compile(r"-\s*(?:\\left)?\(.*,.*\)", re.DOTALL)
 _TEXT = re.compile(r"\\(?:text|textrm|textbf|mathrm|mbox|rm)\s*\{([^{}]*)\}")
-_JOINING = frozenset(["and", "or", "for", "if", "where", "with", "the", "a", "an", "is", "are"])
+_JOINING = {"and", "or", "for", "if", "where", "with", "the", "a", "an", "is", "are"}
 _UNITS = {
     "centimeter": "cm", "centimetre": "cm", "meter": "m", "metre": "m", "kilometer": "km", "kilometre": "km",
     "millimeter": "mm", "millimetre": "mm", "foot": "ft", "feet": "ft", "inch": "in", "inche": "in", "hour": "h", "hr": "h",
     "minute": "min", "second": "s", "sec": "s", "kilogram": "kg", "gram": "g", "pound": "lb", "degree": "°", "sq": "square",
 }  # fmt: skip
-_COUNTING = frozenset(  # of a number: never a unit that may be left out
-    [
-        "hundred",
-        "thousand",
-        "million",
-        "billion",
-        "trillion",
-        "dozen",
-        "half",
-        "quarter",
-        "third",
-        "more",
-        "less",
-        "fewer",
-        "least",
-        "most",
-        "not",
-        "than",
-    ]
-)
+_COUNTING = {  # of a number: never a unit that may be left out
+    "hundred", "thousand", "million", "billion", "trillion", "dozen", "half", "quarter", "third", "more", "less", "fewer",
+    "least", "most", "not", "than",
+}  # fmt: skip
+_UNIT_BETWEEN = re.compile(r"[0-9][^0-9]*\0[^0-9]*[0-9]")
 _VARIABLE_AT_END = re.compile(r"[0-9}\s]\s*[A-Za-z]\s*$")
 
 
@@ -92,13 +77,12 @@ def _texts_differ(gold: str, answer: str) -> bool:
     A unit may be left out, unless numbers stand on both sides of it (2 hours 30 minutes).
     """
     said = _words_in(gold), _words_in(answer)
-    if said[0] == said[1] and not said[0]:
+    if not any(said):
         return False
     counted = [sorted(word for word in words if word in _COUNTING) for words in said]
     if counted[0] != counted[1] or (all(said) and sorted(said[0]) != sorted(said[1])):
         return True
-    compound = any(re.search(r"[0-9].*[0-9]", _TEXT.sub(_unit_mark, text).partition("\0")[2]) or
-                   re.search(r"[0-9][^0-9]*\0[^0-9]*[0-9]", _TEXT.sub(_unit_mark, text)) for text in (gold, answer))  # fmt: skip
+    compound = any(_UNIT_BETWEEN.search(_TEXT.sub(_unit_mark, text)) for text in (gold, answer))
     return compound and re.findall(r"[0-9.]+", gold) != re.findall(r"[0-9.]+", answer)
 
 

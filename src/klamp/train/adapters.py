@@ -9,15 +9,16 @@ from typing import Any
 from klamp.errors import UserError
 
 
-def low_rank(rank: int, width: int | None = None) -> Any:
+def low_rank(rank: int, model_config: Any) -> Any:
     """PEFT's configuration: W + (alpha / r) B A on every linear layer but the head, alpha = 2 r.
 
-    Raises UserError for a rank below 1 or above ``width``, the model's, where an adapter has more numbers than a layer.
+    Raises UserError for a rank below 1 or above the model's width, where an adapter has more numbers than a layer.
     """
     if importlib.util.find_spec("peft") is None:
         raise UserError("--lora needs the package peft; pip install peft")
     if rank < 1:
         raise UserError(f"--lora {rank} must be a rank of at least 1; 16 is usual")
+    width = getattr(model_config.get_text_config(), "hidden_size", None)
     if width is not None and rank > width:
         raise UserError(f"--lora {rank} is more than the model's width of {width}; 16 is usual")
     from peft import LoraConfig

@@ -15,9 +15,11 @@ from typing import Any
 
 from klamp.errors import UserError
 from klamp.train import memory, rundir
+from klamp.train.adapters import low_rank
 from klamp.train.options import Options, configure, settings
 from klamp.train.problem import HELDOUT, Problem, problem, prompted
-from klamp.train.run import quiet, require_rows
+from klamp.train.quiet import quiet
+from klamp.train.run import require_rows
 from klamp.train.twin import ONLY_THERE, PLAIN_CHAT, one_step
 
 ASSUMED_PROMPT = 1024  # tokens, where nothing bounds the prompts
@@ -231,6 +233,8 @@ def _model(model: str, config: Any, options: Options, report: _Report) -> tuple[
         found = AutoConfig.for_model(facts.pop("model_type"), **facts)
         report.unchecked.append(f"weights of the model: {error}")
         where = " (from the facts that ship with klamp)"
+    if options.lora is not None:
+        low_rank(options.lora, found)
     try:
         size = memory.shape(found, options.lora)
     except (ValueError, AttributeError) as error:
@@ -334,7 +338,7 @@ def _warn(config: Any, plan: Launch, load: memory.Load, lora: bool, report: _Rep
 
 def _could_not(config: Any, plan: Launch, report: _Report) -> None:
     """What no machine without the GPUs can tell."""
-    wanted = {"vllm": config.use_vllm, "deepspeed": plan.strategy.startswith("ZeRO"), "peft": False}
+    wanted = {"vllm": config.use_vllm, "deepspeed": plan.strategy.startswith("ZeRO")}
     for package in [name for name, used in wanted.items() if used]:
         known = "is installed here" if importlib.util.find_spec(package) else "is not installed here"
         report.unchecked.append(f"{package}: {known}; the step ran without it")

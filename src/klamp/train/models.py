@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any
 
 from klamp.errors import UserError
 from klamp.tasks import EMBEDDED_PREFIX, embedded_model
-from klamp.train.smollm import SMOLLM2, smollm2
+from klamp.train.smollm import INSTALL, SMOLLM2, smollm2
 
 HUB_TIMEOUT = 10.0  # seconds for the hub to answer at all
 
@@ -54,7 +53,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
 
 def _cannot(what: str, model: str, error: Exception) -> str:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if (near := difflib.get_close_matches(model, [SMOLLM2], cutoff=0.6)) and not Path(model).is_dir():
-        reason += f" (did you mean {near[0]!r}?)"
+    if "smollm" in model.lower() and not Path(model).is_dir():
+        reason += f" (without the hub there is {SMOLLM2!r}: {INSTALL})"
     where = "in that directory" if Path(model).is_dir() else "as a directory here or on the Hugging Face hub"
     return f"the {what} {model!r} cannot be loaded {where}: {reason}"

@@ -63,13 +63,14 @@ def configure(options: Options, task_defaults: Mapping[str, Any], kind: Any = No
 
     parser = Parser(kind or KlampConfig, allow_abbrev=False)
     known = {item.name for item in dataclasses.fields(KlampConfig) if item.init}
+    ours = {item.name for item in dataclasses.fields(Options)} - {"trl", "config"}
     defaults: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "seed": options.seed}
     if kind is None and not torch.cuda.is_available() and not torch.backends.mps.is_available():
         defaults |= {"use_cpu": True, "bf16": False, "activation_checkpointing": False}
     for source in (task_defaults, options.config):
         for name in source:
             if name not in known:
-                raise UserError(f"there is no option {name!r}; {did_you_mean(name, known)}")
+                raise UserError(f"there is no option {name!r}; {did_you_mean(name, known | ours)}")
         defaults |= source
     spec = DEFAULT_SPEC if options.spec is None else options.spec
     for name, value in {**options.config, **_named(options.trl)}.items():
@@ -88,7 +89,6 @@ def configure(options: Options, task_defaults: Mapping[str, Any], kind: Any = No
         raise UserError(str(error).strip() or type(error).__name__) from error
     if rest:
         name = rest[0].lstrip("-").partition("=")[0].replace("-", "_")
-        ours = {item.name for item in dataclasses.fields(Options)} - {"trl", "config"}
         raise UserError(f"there is no option {rest[0]!r}; {did_you_mean(name, known | ours)}")
     if config.save_only_model:
         raise UserError(

@@ -9,7 +9,7 @@ from typing import Any
 
 from klamp.data import Example, Prompting, Rows, load, split_heldout
 from klamp.data import options as data_options
-from klamp.data.prompts import same_prompt, take_examples, tokens_of, up_to
+from klamp.data.prompts import same_prompt, take_examples, templated, tokens_of, up_to
 from klamp.errors import UserError
 from klamp.rewards import RewardFunction
 from klamp.train import rundir
@@ -54,6 +54,8 @@ def prompted(asked: Problem, options: Options, tokenizer: Any, template: dict[st
     sides, long = [], {}
     for name, rows in (("train", asked.train), ("heldout", asked.heldout)):
         shown = [row | {"prompt": asked.prompting(row["prompt"], chat)} for row in rows]
+        if not isinstance(shown[0]["prompt"], str):
+            templated(tokenizer, shown[0]["prompt"], template)  # refused before anything is written
         kept, counts = up_to(shown, options.max_prompt_tokens, partial(tokens_of, tokenizer, chat=template))
         if not kept:
             raise UserError(
@@ -72,11 +74,6 @@ def prompted(asked: Problem, options: Options, tokenizer: Any, template: dict[st
     if options.max_prompt_tokens is not None:
         about["longer_than_max_prompt_tokens"] = long
     return replace(asked, train=sides[0], heldout=sides[1], about=about)
-
-
-def as_chat(rows: list[Row]) -> list[Row]:
-    """Text prompts as a user's message."""
-    return [row | {"prompt": Prompting()(row["prompt"], chat=True)} for row in rows]
 
 
 # --- where rows come from -------------------------------------------------------------------------------------
@@ -109,7 +106,8 @@ def _of_data(options: Options, source: str) -> Problem:
 
     name = options.reward or data_options.default_reward(source)
     if name is None:
-        raise UserError(f"--dataset needs --reward: {', '.join(rewards.FORMS)}")
+        near = data_options.nearest_benchmark(source)
+        raise UserError(f"--dataset needs --reward: {', '.join(rewards.FORMS)}{near}")
     own = rewards.reward(name)
     request = data_options.request(options, source, "train")
     found = load(request)

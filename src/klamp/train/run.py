@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
 import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,8 @@ from klamp.errors import UserError
 from klamp.presets import parse
 from klamp.train import rundir
 from klamp.train.options import Options, configure, settings
-from klamp.train.problem import HELDOUT as HELDOUT
-from klamp.train.problem import Problem as Problem
-from klamp.train.problem import as_chat as as_chat
-from klamp.train.problem import problem as problem
-from klamp.train.problem import prompted
+from klamp.train.problem import Problem, problem, prompted
+from klamp.train.quiet import quiet
 
 
 def train(options: Options) -> dict[str, Any]:
@@ -120,7 +115,7 @@ def adapter_config(options: Options, model: str, trust_remote_code: bool) -> Any
     from klamp.train.models import model_path
 
     found = AutoConfig.from_pretrained(model_path(model, trust_remote_code), trust_remote_code=trust_remote_code)
-    return low_rank(options.lora, getattr(found.get_text_config(), "hidden_size", None))
+    return low_rank(options.lora, found)
 
 
 def _fingerprint(asked: Problem) -> str:
@@ -152,19 +147,6 @@ def _use_threads(model: str) -> None:
 
     if model.startswith("embedded:") and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-
-
-def quiet() -> None:
-    """Leave stderr to our own progress: no bars and no chatter of libraries, warnings once."""
-    import datasets
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
-    logging.getLogger("accelerate").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"(torch|transformers|trl|accelerate)\.")
-    warnings.showwarning = lambda message, *rest, **more: print(f"warning: {message}", file=sys.stderr)
 
 
 # --- the job --------------------------------------------------------------------------------------------------

