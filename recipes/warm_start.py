@@ -1,8 +1,8 @@
-"""Make the model that ships with Klamp, from nothing: a small Qwen3 that sorts digits, but not yet well.
+"""Make a model that ships with Klamp, from nothing: a small Qwen3 that does a task, but not yet well.
 
-    python recipes/warm_start.py --out DIR
+    python recipes/warm_start.py --task sort --out DIR
 
-Supervised next-token training on random problems of the training side of the task "sort", seeded, on the CPU.
+Supervised next-token training on random problems of the training side of the task, seeded, on the CPU.
 It stops early on purpose, and its learning rate does not decay: reinforcement learning needs a model that is
 sometimes right, with errors that it can unlearn. (With a decay, the same reinforcement learning gains far less.)
 """
@@ -20,9 +20,11 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from klamp.tasks import SORT_DIGITS, sort_rows, task
+from klamp.tasks import sort_rows, split_rows, task
 
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
+PROBLEMS = {"sort": sort_rows, "split": split_rows}
+LENGTHS = {"sort": {"steps": 180, "batch": 32}, "split": {"steps": 430, "batch": 64}}
 CHARACTERS = "\n" + "".join(sorted(string.digits + string.ascii_letters + string.punctuation + " "))
 
 
@@ -64,22 +66,24 @@ def small_qwen3(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 def train(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
+    name: str,
     seed: int,
     steps: int,
     batch: int,
     peak: float,
 ) -> None:
     """AdamW on the answer's tokens; the learning rate rises over 20 steps, then stays."""
-    problems = sort_rows(random.Random(f"sort warm start {seed}"))
+    problems = PROBLEMS[name](random.Random(f"{name} warm start {seed}"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.99), weight_decay=0.01)
     start = time.perf_counter()
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = peak * min((step + 1) / 20, 1.0)
-        texts = [row["prompt"] + row["answer"] + SPECIAL["eos_token"] for row in islice(problems, batch)]
-        tokens = tokenizer(texts, return_tensors="pt").input_ids
-        logits = model(input_ids=tokens).logits[:, SORT_DIGITS:-1]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, SORT_DIGITS + 1 :].flatten())
+        rows = list(islice(problems, batch))
+        first = len(rows[0]["prompt"])  # of the answer; all prompts of a task are as long
+        tokens = tokenizer([f"{row['prompt']}{row['answer']}{SPECIAL['eos_token']}" for row in rows], return_tensors="pt").input_ids
+        logits = model(input_ids=tokens).logits[:, first - 1 : -1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, first:].flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -92,19 +96,21 @@ def train(
 
 
 @torch.no_grad()
-def accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, sample: bool, repeats: int = 1) -> float:
-    """Share of held-out problems answered exactly, greedy or sampled at temperature 1."""
-    sort = task("sort")
-    rows = sort.heldout() * repeats
+def accuracy(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, name: str, *, sample: bool, repeats: int = 1
+) -> float:
+    """Share of held-out problems answered correctly, greedy or sampled at temperature 1."""
+    asked = task(name)
+    rows = asked.heldout() * repeats
     encoded = tokenizer([row["prompt"] for row in rows], return_tensors="pt", padding=True)
     made = model.generate(
         input_ids=encoded.input_ids,
         attention_mask=encoded.attention_mask,
-        max_new_tokens=sort.max_completion_length,
+        max_new_tokens=asked.max_completion_length,
         **({"do_sample": True, "top_k": 0, "top_p": 1.0} if sample else {"do_sample": False}),
     )
     texts = tokenizer.batch_decode(made[:, encoded.input_ids.shape[1] :], skip_special_tokens=True)
-    scores = sort.reward(None, texts, answer=[row["answer"] for row in rows])
+    scores = asked.reward([row["prompt"] for row in rows], texts, answer=[row["answer"] for row in rows])
     return sum(score or 0.0 for score in scores) / len(scores)
 
 
@@ -112,19 +118,21 @@ def main() -> None:
     """Train, print the accuracy, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and its tokenizer")
+    parser.add_argument("--task", choices=sorted(PROBLEMS), default="sort")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=180)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, help="default: as the shipped model")
+    parser.add_argument("--batch", type=int, help="default: as the shipped model")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     options = parser.parse_args()
 
     torch.manual_seed(options.seed)
     tokenizer = character_tokenizer()
     model = small_qwen3(tokenizer)
-    train(model, tokenizer, options.seed, options.steps, options.batch, options.learning_rate)
+    length = {name: getattr(options, name) or usual for name, usual in LENGTHS[options.task].items()}
+    train(model, tokenizer, options.task, options.seed, **length, peak=options.learning_rate)
     model.eval()
-    greedy = accuracy(model, tokenizer, sample=False)
-    sampled = accuracy(model, tokenizer, sample=True, repeats=4)
+    greedy = accuracy(model, tokenizer, options.task, sample=False)
+    sampled = accuracy(model, tokenizer, options.task, sample=True, repeats=4)
     print(f"{model.num_parameters():,} parameters; held-out accuracy {greedy:.3f} greedy, {sampled:.3f} sampled")
     model.save_pretrained(options.out)
     character_tokenizer().save_pretrained(options.out)  # a used one would save its padding too

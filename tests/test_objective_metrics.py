@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from oracles.written import SPECS
 from running import close, run
 
 import klamp
-from klamp.metrics import METRICS, OBJECTIVE
+from klamp.metrics import METRICS, OBJECTIVE, PROBABILITY_EDGES
 
 NAN = math.nan
 
@@ -66,6 +68,7 @@ def test_metrics_by_hand(spec: str, seed: int) -> None:
     sums = dict.fromkeys(("outside_low", "outside_high", "removed_low", "removed_high"), 0)
     tokens = active = zero = reweighted = 0
     kl, entropy, ratios = 0.0, 0.0, []
+    cut_signs, by_probability = Counter[float](), {"all": [], "low": [], "high": []}
     for i, j in fields["mask"].nonzero().tolist():
         x = (fields["logp_new"] - fields["logp_old"])[i, j].item()
         m = fields["mask"][i]
@@ -79,6 +82,11 @@ def test_metrics_by_hand(spec: str, seed: int) -> None:
             sums[name] += flag
         tokens, active, zero = tokens + 1, active + (a != 0), zero + (a == 0)
         kl += w - 1 - x
+        p_old = math.exp(fields["logp_old"][i, j].item())
+        by_probability["all"].append(p_old)
+        by_probability["low"] += [p_old] * flags[2]
+        by_probability["high"] += [p_old] * flags[3]
+        cut_signs[np.sign(a)] += flags[2] or flags[3]
         entropy += fields["entropy"][i, j].item()
         ratios.append(x)
         gone = flags[2] or flags[3] or (a == 0 and _gone_at_zero(spec, row))
@@ -95,6 +103,13 @@ def test_metrics_by_hand(spec: str, seed: int) -> None:
     assert shown["batch/tokens_count"] == tokens
     assert shown["batch/zero_advantage_share"] == pytest.approx(zero / tokens)
     assert shown["policy/kl_old_new_mean"] == pytest.approx(kl / tokens, rel=1e-12)
+    rows = int(fields["mask"].any(dim=1).sum())
+    assert shown["policy/kl_old_new_sequence_mean"] == pytest.approx(kl / rows, rel=1e-12)
+    for name, sign in (("positive", 1.0), ("negative", -1.0)):
+        assert shown[f"guard/removed_{name}_share"] == pytest.approx(cut_signs[sign] / tokens)
+    for name, key in (("batch/probability", "all"), ("guard/removed_low", "low"), ("guard/removed_high", "high")):
+        counts = [sum(a < p <= b for p in by_probability[key]) for a, b in pairwise(PROBABILITY_EDGES)]
+        assert shown[f"{name}_histogram"] == counts
     assert shown["policy/entropy_mean"] == pytest.approx(entropy / tokens, rel=1e-12)
     assert shown["policy/ratio_max"] == pytest.approx(math.exp(max(ratios)), rel=1e-12)
     inner = np.clip(ratios, -1.6 + 1e-9, 1.6 - 1e-9)
@@ -179,7 +194,9 @@ def test_diagnostics_may_be_left_out() -> None:
     assert torch.equal(plain.loss, full.loss)
     costly = ("kl_old_new_mean", "kl_new_ref_mean", "overflow_count", "overflow_ref_count", "entropy_mean", "ratio_max",
               "ratio_histogram")  # fmt: skip
-    extra = {f"explore/{name}" for name in ("kept_surprise_mean", "cut_surprise_mean", "entropy_push_mean")}
+    costly += ("kl_old_new_sequence_mean",)
+    extra = {"batch/probability_histogram", "guard/removed_low_histogram", "guard/removed_high_histogram"}
+    extra |= {f"explore/{name}" for name in ("kept_surprise_mean", "cut_surprise_mean", "entropy_push_mean")}
     assert set(full.metrics.show()) - set(plain.metrics.show()) == {f"policy/{name}" for name in costly} | extra
     adaptive = klamp.Objective("ppo_kl_penalty(target=0.01)", diagnostics=False)
     assert "policy/kl_old_new_mean" in adaptive(batch).metrics.show()

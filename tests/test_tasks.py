@@ -164,8 +164,8 @@ def test_the_shipped_model_is_sometimes_right(tokenizer: Any, recipe: Any) -> No
     assert model.config.vocab_size == len(tokenizer) == 100
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        sampled = recipe.accuracy(model, tokenizer, sample=True, repeats=4)
-    greedy = recipe.accuracy(model, tokenizer, sample=False)
+        sampled = recipe.accuracy(model, tokenizer, "sort", sample=True, repeats=4)
+    greedy = recipe.accuracy(model, tokenizer, "sort", sample=False)
     assert 0.30 <= sampled <= 0.45
     assert 0.55 <= greedy <= 0.70
 

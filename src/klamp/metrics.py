@@ -8,11 +8,18 @@ from __future__ import annotations
 
 HISTOGRAM_LIMIT = 1.6  # edges of the ratio histogram in log w; outliers fall into the end bins
 HISTOGRAM_BINS = 64
+# Bins of the old policy's probability of the sampled token: (0, 0.001], (0.001, 0.01], ..., (0.99, 1].
+PROBABILITY_EDGES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 
 OBJECTIVE: dict[str, tuple[str, str]] = {
     "policy/loss_mean": ("policy term -J per unmasked token; not a measure of progress", "any"),
     "policy/kl_old_new_mean": (
         "mean of w - 1 - log w, w = new/old: an estimate of KL(old||new) per token, nats",
+        ">= 0",
+    ),
+    "policy/kl_old_new_sequence_mean": (
+        "mean over responses of the sum of their tokens' w - 1 - log w (those that overflow left out): an estimate of "
+        "KL(old||new) of whole responses, nats",
         ">= 0",
     ),
     "policy/kl_new_ref_mean": (
@@ -36,6 +43,13 @@ OBJECTIVE: dict[str, tuple[str, str]] = {
         "0..1",
     ),
     "guard/removed_active_share": ("tokens removed, of the tokens with a nonzero advantage", "0..1"),
+    "guard/removed_positive_share": ("tokens removed with an advantage above 0", "0..1"),
+    "guard/removed_negative_share": ("tokens removed with an advantage below 0", "0..1"),
+    "guard/removed_low_histogram": (
+        "tokens removed, w below, by the old policy's probability, in the bins of batch/probability_histogram",
+        "counts",
+    ),
+    "guard/removed_high_histogram": ("the same, w above", "counts"),
     "guard/outside_low_share": ("tokens below the region of some guard", "0..1"),
     "guard/outside_high_share": ("tokens above the region of some guard", "0..1"),
     "guard/dropped_count": (
@@ -58,6 +72,10 @@ OBJECTIVE: dict[str, tuple[str, str]] = {
     ),
     "penalty/loss_mean": ("penalties per unmasked token, as added to the loss", "any"),
     "batch/tokens_count": ("unmasked tokens", ">= 0"),
+    "batch/probability_histogram": (
+        f"tokens by the old policy's probability of them, in bins with the upper ends {', '.join(map(str, PROBABILITY_EDGES[1:]))}",
+        "counts",
+    ),
     "batch/zero_advantage_share": ("tokens with an advantage of exactly 0", "0..1"),
     "batch/missing_rows_count": ("responses excluded because a rollout log-prob was missing", ">= 0"),
     "batch/missing_tokens_count": ("tokens excluded for it, where missing='token'", ">= 0"),
@@ -79,7 +97,12 @@ TRAINER: dict[str, tuple[str, str]] = {
     "train/grad_norm": ("norm of the gradient before clipping", ">= 0"),
     "train/learning_rate": ("learning rate of the step", ">= 0"),
     "eval/accuracy_greedy": ("held-out prompts answered correctly, greedy decoding", "0..1"),
-    "eval/accuracy_sampled": ("held-out prompts answered correctly, one sample at temperature 1", "0..1"),
+    "eval/accuracy_sampled": (
+        "held-out prompts answered correctly, one sample at temperature 1; of --eval-samples at both ends of a run",
+        "0..1",
+    ),
+    "eval/pass_share": ("held-out prompts with a correct answer among --eval-samples, where there are several", "0..1"),
+    "eval/distinct_correct_mean": ("different texts among those samples that are correct, per prompt", ">= 0"),
 }
 
 METRICS: dict[str, tuple[str, str]] = OBJECTIVE | TRAINER

@@ -18,7 +18,7 @@ from klamp.errors import UserError
 from klamp.exploration import exploration
 from klamp.fold import Guarded, dropped, fold, weigh
 from klamp.guards import Guard
-from klamp.metrics import HISTOGRAM_BINS, HISTOGRAM_LIMIT
+from klamp.metrics import HISTOGRAM_BINS, HISTOGRAM_LIMIT, PROBABILITY_EDGES
 from klamp.penalties import FPenalty, Penalty
 from klamp.presets import parse
 from klamp.radii import Adaptive
@@ -222,12 +222,15 @@ class Objective:
     ) -> Tally:
         tokens = batch.mask.sum()
         active = live.sum()
+        removed = guarded.removed_low | guarded.removed_high
         removed_low, removed_high = (guarded.removed_low & live).sum(), (guarded.removed_high & live).sum()
         means = {
             "policy/loss_mean": (policy.sum(), tokens),
             "guard/removed_low_share": (removed_low, tokens),
             "guard/removed_high_share": (removed_high, tokens),
             "guard/removed_active_share": (removed_low + removed_high, active),
+            "guard/removed_positive_share": ((removed & live & (batch.advantages > 0)).sum(), tokens),
+            "guard/removed_negative_share": ((removed & live & (batch.advantages < 0)).sum(), tokens),
             "guard/outside_low_share": (guarded.outside_low.sum(), tokens),
             "guard/outside_high_share": (guarded.outside_high.sum(), tokens),
             "batch/zero_advantage_share": (tokens - active, tokens),
@@ -246,10 +249,12 @@ class Objective:
         wide = x.double()
         k3 = wide.expm1() - wide
         overflow = (k3 == math.inf).sum()
-        means["policy/kl_old_new_mean"] = (torch.where(k3 < math.inf, k3, 0.0).sum(), tokens - overflow)
+        distance = torch.where(k3 < math.inf, k3, 0.0)
+        means["policy/kl_old_new_mean"] = (distance.sum(), tokens - overflow)
         sums["policy/overflow_count"] = overflow
         if not self.diagnostics:
             return Tally(means, sums)
+        means["policy/kl_old_new_sequence_mean"] = (distance.sum(), batch.sequence_count()[0])
         if batch.entropy is not None:
             means["policy/entropy_mean"] = (torch.where(batch.mask, batch.entropy.detach(), 0.0).sum(), tokens)
         if batch.logp_ref is not None:
@@ -263,6 +268,9 @@ class Objective:
             differs = ((weight - plain).abs() > 1e-6 * plain) | ((plain == math.inf) & (weight != math.inf))
             means["factor/reweighted_share"] = ((differs & batch.mask & guarded.keep).sum(), tokens)
         sums["policy/ratio_histogram"] = _histogram(x, batch.mask)
+        sums["batch/probability_histogram"] = _by_probability(batch, batch.mask)
+        sums["guard/removed_low_histogram"] = _by_probability(batch, guarded.removed_low & live)
+        sums["guard/removed_high_histogram"] = _by_probability(batch, guarded.removed_high & live)
         largest = torch.where(batch.mask, wide, -math.inf).amax() if x.numel() else wide.new_full((), -math.inf)
         return Tally(means, sums, {"policy/ratio_max": largest.exp()})
 
@@ -272,3 +280,12 @@ def _histogram(x: Tensor, mask: Tensor) -> Tensor:
     bins = ((x + HISTOGRAM_LIMIT) * scale).clamp(0, HISTOGRAM_BINS - 1).to(torch.int64)
     bins = torch.where(mask, bins, HISTOGRAM_BINS)
     return torch.bincount(bins.reshape(-1), minlength=HISTOGRAM_BINS + 1)[:HISTOGRAM_BINS]
+
+
+def _by_probability(batch: Batch, where: Tensor) -> Tensor:
+    """How many of those tokens fall into each bin of the old policy's probability."""
+    logp = batch.logp_old.detach()
+    ends = torch.tensor([math.log(edge) for edge in PROBABILITY_EDGES[1:-1]], dtype=logp.dtype, device=logp.device)
+    size = len(PROBABILITY_EDGES) - 1
+    bins = torch.where(where, torch.bucketize(torch.where(where, logp, 0.0), ends), size)
+    return torch.bincount(bins.reshape(-1), minlength=size + 1)[:size]

@@ -27,7 +27,7 @@ _ALIASES = {
 }
 _SAMPLES_PER_EVALUATION = 4
 
-Evaluate = Callable[[bool], Answers]
+Evaluate = Callable[[bool, bool], Answers]  # greedily?, at an end of the run?
 
 
 class Journal:
@@ -68,9 +68,14 @@ class Journal:
             file.write(json.dumps(row) + "\n")
 
     def keep_outcomes(self, step: int, **answers: Answers) -> None:
-        """One character per held-out row: 1 correct, 0 wrong, - unscored."""
+        """One character per held-out row: 1 correct, 0 wrong, - unscored; of several samples the first, and the numbers
+        of correct ones and of different texts among these."""
         marks = {None: "-", False: "0", True: "1"}
-        line = {name: "".join(marks[one] for one in found.correct) for name, found in answers.items()}
+        line: dict[str, Any] = {}
+        for name, found in answers.items():
+            line[name] = "".join(marks[one] for one in found.correct[:: found.samples])
+            if found.samples > 1:
+                line |= {"samples": found.samples, "correct": found.counts, "distinct": found.distinct}
         with self.heldout.open("a") as file:
             file.write(json.dumps({"step": step, **line}) + "\n")
 
@@ -116,16 +121,19 @@ class Observer(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.every and state.global_step % self.every == 0 and state.global_step < state.max_steps:
-            self.measure(state.global_step)
+            self.measure(state.global_step, last=False)
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.show:
             self.show.close(state.global_step)
 
-    def measure(self, step: int) -> dict[str, float | None]:
-        """Held-out accuracy, greedy and sampled, written to the journal."""
-        greedy, sampled = self.evaluate(True), self.evaluate(False)
+    def measure(self, step: int, last: bool = True) -> dict[str, float | None]:
+        """Held-out accuracy, greedy and sampled, written to the journal; with all samples at both ends of the run."""
+        greedy, sampled = self.evaluate(True, last), self.evaluate(False, last)
         found = {"accuracy_greedy": greedy.accuracy, "accuracy_sampled": sampled.accuracy}
+        if sampled.samples > 1:
+            found["pass_share"] = sum(map(bool, sampled.counts)) / len(sampled.counts)
+            found["distinct_correct_mean"] = sum(sampled.distinct) / len(sampled.distinct)
         if self.main:
             self.journal.write(step, "eval", {f"eval/{name}": value for name, value in found.items()})
             self.journal.keep_outcomes(step, greedy=greedy, sampled=sampled)

@@ -19,11 +19,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Answers:
-    """Completions of the held-out rows and the verdicts on them; accuracy is the share of correct among the scored."""
+    """Completions of the held-out rows and the verdicts on them; accuracy is the share of correct among the scored.
+
+    Each row stands there ``samples`` times in succession.
+    """
 
     rows: Sequence[Row]
     completions: list[str]
     verdicts: list[Verdict]
+    samples: int = 1
 
     @property
     def correct(self) -> list[bool | None]:
@@ -35,12 +39,27 @@ class Answers:
         scored = [one for one in self.correct if one is not None]
         return sum(scored) / len(scored) if scored else None
 
+    @property
+    def counts(self) -> list[int]:
+        """Correct answers of each question."""
+        return [sum(map(bool, found)) for found in self._by_question(self.correct)]
+
+    @property
+    def distinct(self) -> list[int]:
+        """Different texts among the correct answers of each question."""
+        right = [text.strip() if one else None for text, one in zip(self.completions, self.correct, strict=True)]
+        return [len(set(found) - {None}) for found in self._by_question(right)]
+
+    def _by_question(self, values: list[Any]) -> list[list[Any]]:
+        return [values[start : start + self.samples] for start in range(0, len(values), self.samples)]
+
 
 def answer(
     model: Any, tokenizer: Any, rows: Sequence[Row], reward: RewardFunction, *, greedy: bool, max_new_tokens: int,
-    temperature: float = 1.0, batch_size: int = 256, seed: int = 0, chat: dict[str, Any] | None = None,
+    temperature: float = 1.0, batch_size: int = 256, seed: int = 0, chat: dict[str, Any] | None = None, samples: int = 1,
 ) -> Answers:  # fmt: skip
-    """Generate one completion per row and score it; sampling is from the full distribution at ``temperature``."""
+    """Generate ``samples`` completions per row and score them; sampling is from the full distribution at ``temperature``."""
+    rows = [row for row in rows for _ in range(samples)]
     completions: list[str] = []
     tokens: list[list[int]] = []
     devices = [model.device] if model.device.type == "cuda" else []
@@ -61,7 +80,7 @@ def answer(
             completions += tokenizer.batch_decode(drawn, skip_special_tokens=True)
             tokens += [up_to_end(one, tokenizer.eos_token_id) for one in drawn.tolist()]
     model.train(training)
-    return Answers(rows, completions, score(reward, rows, completions, tokens))
+    return Answers(rows, completions, score(reward, rows, completions, tokens), samples)
 
 
 def up_to_end(ids: list[int], end: int | None) -> list[int]:

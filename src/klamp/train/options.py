@@ -37,6 +37,7 @@ class Options:
     seed: int = 0
     eval_size: int | None = None
     eval_every: int | None = None
+    eval_samples: int = 1
     record_tokens: float = 0.0
     plain_prompts: bool = False
     correction: bool = True

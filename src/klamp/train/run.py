@@ -283,21 +283,23 @@ class Job:
         completions = len(self.rows) * config.num_generations * config.num_train_epochs
         return int(completions * config.num_iterations // per_step)
 
-    def _answers(self, greedy: bool) -> Any:
+    def _answers(self, greedy: bool, last: bool) -> Any:
         from accelerate.utils import gather_object
 
         from klamp.train.evaluate import Answers, answer
 
         accelerator = self.trainer.accelerator
         mine = self.heldout[accelerator.process_index :: accelerator.num_processes]
+        samples = self.options.eval_samples if last and not greedy else 1
         found = answer(
             accelerator.unwrap_model(self.trainer.model), self.tokenizer, mine, self.asked.reward, greedy=greedy,
             max_new_tokens=self.config.max_completion_length, seed=accelerator.process_index,
-            chat=self.config.chat_template_kwargs or {},
+            chat=self.config.chat_template_kwargs or {}, samples=samples,
         )  # fmt: skip
         if accelerator.num_processes == 1:
             return found
-        return Answers(*(gather_object(list(part)) for part in (found.rows, found.completions, found.verdicts)))
+        rows, completions, verdicts = (gather_object(list(p)) for p in (found.rows, found.completions, found.verdicts))
+        return Answers(rows, completions, verdicts, samples)
 
     def _warn_of_silence(self, metrics: Path) -> None:
         """Say so if no group of the run ever gave a signal: all rewards equal, or none."""

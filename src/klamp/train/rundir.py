@@ -122,6 +122,15 @@ def locked(directory: Path, doing: str = "training in") -> Iterator[None]:
         yield
 
 
+def in_use(directory: Path) -> bool:
+    """Whether some process holds the directory."""
+    try:
+        with locked(directory):
+            return False
+    except UserError:
+        return True
+
+
 def manifest(spec: Spec, task: str, seed: int, command: list[str], options: dict[str, Any]) -> dict[str, Any]:
     """What a reader needs to know, and ``--resume`` to repeat: spec, versions, seed, command, options."""
     packages = ("torch", "transformers", "trl", "accelerate", "datasets", "numpy")
@@ -134,10 +143,10 @@ def manifest(spec: Spec, task: str, seed: int, command: list[str], options: dict
         "versions": {name: _version(name) for name in packages} | {"python": platform.python_version()},
         "seed": seed,
         "command": command,
-        "git_commit": _git_commit(),
+        "git_commit": git_commit(),
         "task": task,
         "options": options,
-        "started": _now(),
+        "started": now(),
         "finished": None,
         "results": {"before": None, "after": None},
     }
@@ -160,7 +169,7 @@ def write(directory: Path, data: dict[str, Any]) -> None:
 
 
 def finish(directory: Path, data: dict[str, Any], after: dict[str, Any]) -> None:
-    data["results"]["after"], data["finished"] = after, _now()
+    data["results"]["after"], data["finished"] = after, now()
     write(directory, data)
 
 
@@ -211,7 +220,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -219,7 +228,7 @@ def _git_commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def _now() -> str:
+def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
