@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from klamp.compare import options as comparison
 from klamp.data import options as data_options
 from klamp.errors import UserError
 from klamp.evaluate import command as evaluation
@@ -36,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     _add_train(verbs)
     evaluation.add_parser(verbs)
+    comparison.add_parser(verbs)
     explain = verbs.add_parser("explain", help="what a spec is: equation, region, coordinates, needs, sources")
     explain.add_argument("spec", help="for example 'atr_grpo(delta=0.02) + sequence_mask(high=3.0)'")
     explain.add_argument("--json", action="store_true", help="as JSON")
@@ -95,6 +97,8 @@ def _add_train(verbs: Any) -> None:
         "--eval-size", type=int, metavar="N", help="held-out problems (default: 256; of a dataset a tenth, at most 256)"
     )
     add("--eval-every", type=int, metavar="STEPS", help="optimizer steps between evaluations (default: six in a run)")
+    add("--eval-samples", type=int, metavar="N",
+        help="answers sampled per held-out problem at both ends of the run: pass@N, and how different they are (default: 1)")  # fmt: skip
     add("--record-tokens", type=float, nargs="?", const=1.0, metavar="SHARE",
         help="keep per-token records of this share of completions (default: 0; the bare flag: 1)")  # fmt: skip
     add("--no-correction", dest="correction", action="store_false", default=None,
@@ -119,9 +123,11 @@ def main(argv: list[str] | None = None) -> int:
         sys.path.append(os.getcwd())  # parts of one's own by import path; last, so that they shadow nothing
     try:
         parser = _parser()
+        words, theirs = _split(parser, words)
         arguments, rest = parser.parse_known_args(words)
         _refuse_twice(words, _single(arguments))
-        if rest and arguments.verb != "train":
+        rest += theirs
+        if rest and arguments.verb not in ("train", "compare"):
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         return int(_VERBS[arguments.verb](arguments, rest))
     except UserError as error:
@@ -133,6 +139,16 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+
+
+def _split(parser: argparse.ArgumentParser, words: list[str]) -> tuple[list[str], list[str]]:
+    """Words of klamp compare apart from those that it hands on to klamp train; any other verb's as they are."""
+    if words[:1] != ["compare"]:
+        return words, []
+    verbs = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    flags = {name for action in verbs["train"]._actions if action.nargs == 0 for name in action.option_strings}
+    mine, theirs = comparison.split(words[1:], verbs["compare"], flags)
+    return ["compare", *mine], theirs
 
 
 def _explain(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -238,10 +254,9 @@ def _options(arguments: argparse.Namespace, rest: list[str], kind: Any) -> Any:
         _check_type(item.name, getattr(options, item.name), str(item.type))
     if not 0.0 <= options.record_tokens <= 1.0:
         raise UserError(f"record_tokens={options.record_tokens!r} must be a share between 0 and 1")
-    if (options.eval_size is not None and options.eval_size < 1) or (
-        options.eval_every is not None and options.eval_every < 1
-    ):
-        raise UserError("eval_size and eval_every must be at least 1")
+    for name in ("eval_size", "eval_every", "eval_samples"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise UserError(f"{name}={getattr(options, name)} must be at least 1")
     return options
 
 
@@ -328,6 +343,12 @@ def _eval(arguments: argparse.Namespace, rest: list[str]) -> int:
     return evaluation.run(arguments)
 
 
+def _compare(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from klamp.compare.command import run
+
+    return run(arguments, rest, _read_config(arguments.config) if arguments.config else {})
+
+
 def _lab(arguments: argparse.Namespace, rest: list[str]) -> int:
     return lab.run(arguments)
 
@@ -335,6 +356,7 @@ def _lab(arguments: argparse.Namespace, rest: list[str]) -> int:
 _VERBS = {
     "train": _train,
     "eval": _eval,
+    "compare": _compare,
     "explain": _explain,
     "presets": _presets,
     "diff": _diff,

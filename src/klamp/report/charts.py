@@ -242,7 +242,7 @@ def histogram(
     y = Scale(math.log10(0.5), decades, HEIGHT - BOTTOM, TOP)  # half a token at the foot, so that one shows
 
     y_marks = [(y(k), _count(10**k)) for k in range(0, decades + 1, max(1, math.ceil(decades / 6)))]
-    parts = [_y_axis(y_title, y_marks, width), _x_axis(x_title, _ratio_marks(x), width)]
+    parts = [_y_axis(y_title, y_marks, width), _x_axis(x_title, ratio_marks(x), width)]
     for k in held:
         top = y(math.log10(counts[k])) if counts[k] > 0.5 else HEIGHT - BOTTOM
         text = f"ratio {number(math.exp(edges[k]))} to {number(math.exp(edges[k + 1]))}: {counts[k]:,.0f} tokens"
@@ -298,7 +298,7 @@ def _bound(x: Scale, bound: float, side: str) -> str:
     )
 
 
-def _ratio_marks(x: Scale) -> list[tuple[float, str]]:
+def ratio_marks(x: Scale) -> list[tuple[float, str]]:
     """Round ratios in the picture, the most familiar first, as many as fit."""
     order = (1, 0.5, 2, 0.25, 4, 0.8, 1.25, 0.6, 1.6, 0.4, 2.5, 0.3, 3, 0.9, 1.1, 0.7, 1.4)
     placed: list[tuple[float, str]] = []

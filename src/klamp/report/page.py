@@ -8,14 +8,15 @@ import json
 from html import escape
 
 
-def document(title: str, body: str) -> str:
+def document(title: str, body: str, style: str | None = None, script: str | None = None) -> str:
     """A whole HTML page. `title` is plain text, `body` is HTML in which foreign text went through `text`.
 
-    Style and script are allowed by their hashes, and nothing can be loaded: the page opens offline, and
-    markup that slipped through could still not act.
+    Style and script (those of a run's page, unless a page brings its own) are allowed by their hashes, and
+    nothing can be loaded: the page opens offline, and markup that slipped through could still not act.
     """
+    style, script = STYLE if style is None else style, HOVER if script is None else script
     policy = (
-        f"default-src 'none'; style-src '{_hash(STYLE)}'; script-src '{_hash(HOVER)}'; "
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
     return (
@@ -23,8 +24,8 @@ def document(title: str, body: str) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="referrer" content="no-referrer">\n<title>{text(title)}</title>\n'
-        f"<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
-        f"<script>{HOVER}</script>\n</body>\n</html>\n"
+        f"<style>{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
+        f"<script>{script}</script>\n</body>\n</html>\n"
     )
 
 
@@ -88,7 +89,8 @@ for (const figure of document.querySelectorAll("figure[data-chart]")) {
 }
 """
 
-STYLE = """\
+# What every page shares: colours, type, cards and tables.
+BASE = """\
 :root { color-scheme: light dark; --page: #f6f5f1; --card: #fff; --ink: #1d2126; --soft: #5a626c;
   --rule: #e3e1da;
   --grid: #eceae4; --one: #0f766e; --two: #a8327f; --low: #0068a8; --high: #c84e00; --inside: #8b939e; }
@@ -136,6 +138,25 @@ figure.wide { grid-column: 1 / -1; }
 figcaption { flex: 1; }
 h3 { font-size: 16px; font-weight: 650; }
 figcaption p { font-size: 14px; line-height: 1.45; color: var(--soft); max-width: 100ch; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; min-width: 720px; font-size: 13px; line-height: 1.5; }
+th { text-align: left; font-weight: 600; color: var(--soft); padding: 12px 16px;
+  border-bottom: 1px solid var(--rule); }
+td { padding: 9px 16px; vertical-align: top; border-top: 1px solid var(--grid); }
+tbody tr:first-child td { border-top: 0; }
+td div { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate; max-height: 14em;
+  overflow-y: auto; }
+td em { color: var(--soft); font-family: system-ui, sans-serif; }
+.step, .reward { white-space: nowrap; text-align: right; }
+.prompt { min-width: 180px; } .completion { min-width: 240px; } .answer { min-width: 140px; }
+.notes ul { padding-left: 20px; color: var(--soft); font-size: 14px; margin-top: 8px; }
+@media (max-width: 560px) { main { padding: 28px 14px 48px; } figure { padding: 14px 12px 10px; } dl {
+  grid-template-columns: 1fr; } }
+@media print { body { background: none; } figure, .tile { break-inside: avoid; } }
+"""
+
+# The charts of `klamp.report.charts`.
+CHARTS = """\
 .legend { display: flex; flex-wrap: wrap; gap: 2px 18px; font-size: 13px; margin: 10px 0 4px;
   min-height: 20px; }
 .legend b { font-weight: 650; display: inline-block; min-width: 3.2em; }
@@ -167,19 +188,6 @@ svg .empty { font-size: 14px; } .frame { fill: none; stroke: var(--rule); stroke
 .cross, .dot { visibility: hidden; pointer-events: none; }
 .cross { stroke: var(--soft); } .dot { fill: currentColor; stroke: var(--card); stroke-width: 2; }
 .live .cross, .live .dot:not(.gap) { visibility: visible; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; min-width: 720px; font-size: 13px; line-height: 1.5; }
-th { text-align: left; font-weight: 600; color: var(--soft); padding: 12px 16px;
-  border-bottom: 1px solid var(--rule); }
-td { padding: 9px 16px; vertical-align: top; border-top: 1px solid var(--grid); }
-tbody tr:first-child td { border-top: 0; }
-td div { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate; max-height: 14em;
-  overflow-y: auto; }
-td em { color: var(--soft); font-family: system-ui, sans-serif; }
-.step, .reward { white-space: nowrap; text-align: right; }
-.prompt { min-width: 180px; } .completion { min-width: 240px; } .answer { min-width: 140px; }
-.notes ul { padding-left: 20px; color: var(--soft); font-size: 14px; margin-top: 8px; }
-@media (max-width: 560px) { main { padding: 28px 14px 48px; } figure { padding: 14px 12px 10px; } dl {
-  grid-template-columns: 1fr; } }
-@media print { body { background: none; } figure, .tile { break-inside: avoid; } }
 """
+
+STYLE = BASE + CHARTS

@@ -1,0 +1,110 @@
+"""``klamp compare``: plan, run, measure, report."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from klamp.compare.options import Options
+from klamp.errors import UserError
+
+PILOT = 16  # optimizer steps of the reference that the rule "removed" is measured over
+
+
+def run(arguments: argparse.Namespace, train: list[str], config: Mapping[str, Any]) -> int:
+    """The verb; ``train``: the words of klamp train among the command line's, ``config``: the configuration file."""
+    if arguments.report is not None:
+        return _report(arguments, train)
+    if arguments.add:
+        raise UserError("--add belongs to --report DIR")
+    from klamp.compare import plan as planning
+
+    options = _options(arguments, train, config)
+    plan = planning.make(options)
+    new = not (plan.directory / planning.PLAN).exists()
+    if new and plan.calibrated is not None:
+        plan = _calibrated(plan)
+    plan.write()
+    if arguments.print_commands:
+        for cell in plan.cells:
+            print(plan.command(cell))
+        print(f"klamp compare --report {plan.directory} collects them", file=sys.stderr)
+        return 0
+    from klamp.compare.grid import Grid
+    from klamp.train import rundir
+
+    jobs = options.jobs or (os.cpu_count() or 1 if plan.threads == 1 and plan.embedded else 1)
+    print(f"{plan.directory}: {len(plan.entries)} specs x {len(plan.seeds)} seeds, {jobs} at a time", file=sys.stderr)
+    for entry in plan.entries:
+        same = f", the same constraint as {entry.same_as}" if entry.same_as else ""
+        note = f" ({entry.note})" if entry.note else ""
+        print(f"  {entry.label}: {entry.text}{same}{note}", file=sys.stderr, flush=True)
+    with rundir.locked(plan.directory, "comparing in"):
+        whole = Grid(plan, plan.cells, jobs, options.drop_models).run()
+    _finish(plan.directory, arguments.json, [])
+    if not whole:
+        print(f"stopped; the same command with --out {plan.directory} continues", file=sys.stderr)
+    return 0 if whole else 130
+
+
+def _options(arguments: argparse.Namespace, train: list[str], config: Mapping[str, Any]) -> Options:
+    """The command line over the configuration file; what is not ours there is klamp train's."""
+    rest = dict(config)
+    ours = {item.name for item in dataclasses.fields(Options)} - {"train", "config"}
+    given = {name: rest.pop(name) for name in list(rest) if name in ours}
+    given |= {name: value for name in ours if (value := getattr(arguments, name)) not in (None, [])}
+    given["seeds"] = str(given.get("seeds", Options.seeds))
+    return Options(**given, train=train, config=rest)
+
+
+def _calibrated(plan: Any) -> Any:
+    from klamp.compare.plan import calibrated
+
+    if plan.calibrated != "removed":
+        return calibrated(plan)
+    from klamp.diff import recorded_steps
+
+    folder = plan.directory / "calibration"
+    if (
+        not (folder / "manifest.json").exists()
+        or json.loads((folder / "manifest.json").read_text())["finished"] is None
+    ):
+        text = next(entry.text for entry in plan.entries if entry.label == plan.reference)
+        words = [*plan.words(text, plan.seeds[0], folder), "--max_steps", str(PILOT), "--record-tokens"]
+        print(
+            f"{folder}: {PILOT} steps of {text}, to measure the share of the gradient that it removes", file=sys.stderr
+        )
+        done = subprocess.run(
+            [sys.executable, "-m", "klamp", "train", *words, "--json"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, env=os.environ | plan.environment,
+        )  # fmt: skip
+        if done.returncode:
+            raise UserError(f"the run to calibrate with fails: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+    return calibrated(plan, recorded_steps(folder / "tokens"))
+
+
+def _report(arguments: argparse.Namespace, train: list[str]) -> int:
+    if arguments.specs or train:
+        raise UserError(f"--report only reads what is there; leave out {' '.join([*arguments.specs, *train])}")
+    _finish(Path(arguments.report), arguments.json, [Path(path) for path in arguments.add or []])
+    return 0
+
+
+def _finish(directory: Path, as_json: bool, logs: list[Path]) -> None:
+    """Measure what is there, write results.json and report.html, print the table."""
+    from klamp.compare.plan import read, replace_file
+    from klamp.compare.report import write
+    from klamp.compare.results import results
+    from klamp.compare.table import text
+
+    found = results(read(directory), logs)
+    replace_file(directory / "results.json", json.dumps(found, indent=1) + "\n")
+    page = write(found, directory)
+    print(json.dumps(found, indent=2) if as_json else f"{text(found)}\nreport  {page}")

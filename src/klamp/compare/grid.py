@@ -1,0 +1,218 @@
+"""The runs of a comparison: a few at a time, each an ordinary ``klamp train``; finished ones are never repeated."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from klamp.compare.overview import Overview
+from klamp.compare.plan import Cell, Plan
+from klamp.errors import UserError
+from klamp.train import rundir
+
+FAILED = "failed.json"  # beside a run that ended in an error of its own: it is a result, and is not tried again
+ATTEMPTS = 3  # of a run whose process is killed, in one command
+POLL = 0.2  # seconds
+
+
+@dataclass
+class Job:
+    """A run that is going on: our own process, or (None) one that an earlier command left behind."""
+
+    cell: Cell
+    process: subprocess.Popen[bytes] | None
+    resumed: bool = False
+    log: IO[bytes] | None = None
+    since: float = field(default_factory=time.monotonic)
+
+
+def state(cell: Cell) -> str:
+    """``finished``, ``failed``, ``running`` (in some process), ``stopped`` (it has a checkpoint) or ``missing``."""
+    directory = cell.directory
+    if (directory / FAILED).exists():
+        return "failed"
+    if not directory.exists():
+        return "missing"
+    if rundir.in_use(directory):
+        return "running"
+    try:
+        if rundir.load(directory)["finished"] is not None:
+            return "finished"
+        rundir.latest_checkpoint(directory)
+    except UserError:
+        return "missing"  # it has not come as far as its first checkpoint
+    return "stopped"
+
+
+class Grid:
+    """Runs the cells of a plan that are not done, ``jobs`` at a time."""
+
+    def __init__(self, plan: Plan, cells: list[Cell], jobs: int, drop_models: bool = False) -> None:
+        self.plan, self.jobs, self.drop_models = plan, jobs, drop_models
+        self.waiting = [cell for cell in cells if state(cell) not in ("finished", "failed")]
+        self.going: list[Job] = []
+        self.attempts: dict[Path, int] = {}
+        self.stopping = False
+        self.overview = Overview(len(cells), len(cells) - len(self.waiting))
+
+    def run(self) -> bool:
+        """Whether all cells came to an end (False: interrupted). Raises UserError where runs cannot start."""
+        with self._signals(), self.overview:
+            try:
+                while self.going or (self.waiting and not self.stopping):
+                    self._start()
+                    time.sleep(POLL)
+                    self._collect()
+                    self.overview.show([job.cell for job in self.going])
+            except BaseException:
+                self._stop()
+                for job in self.going:
+                    if job.process is not None:
+                        job.process.wait()
+                raise
+        return not self.stopping
+
+    # --- starting -------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        while self.waiting and len(self.going) < self.jobs and not self.stopping:
+            cell = self.waiting.pop(0)
+            found = state(cell)
+            if found == "running":
+                self.going.append(Job(cell, None))
+            elif found == "stopped":
+                self.going.append(self._launch(cell, ["--resume", str(cell.directory)], resumed=True))
+            elif found == "missing":
+                shutil.rmtree(cell.directory, ignore_errors=True)  # what is left of a start
+                self.going.append(self._launch(cell, self.plan.words(cell.entry.text, cell.seed, cell.directory)))
+
+    def _launch(self, cell: Cell, words: list[str], resumed: bool = False) -> Job:
+        log = cell.directory.with_name(f"{cell.directory.name}.log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        handle = log.open("ab")
+        command = [sys.executable, "-m", "klamp", "train", *words, "--json"]
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=handle, env=os.environ | self.plan.environment,
+            start_new_session=True,  # a terminal's Ctrl-C reaches us alone: we pass it on, once
+        )  # fmt: skip
+        return Job(cell, process, resumed, handle)
+
+    # --- ending ---------------------------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        for job in list(self.going):
+            if job.process is None:
+                if state(job.cell) == "running":
+                    continue
+            elif job.process.poll() is None:
+                continue
+            self.going.remove(job)
+            if job.log is not None:
+                job.log.close()
+            self._ended(job)
+
+    def _ended(self, job: Job) -> None:
+        cell, code = job.cell, None if job.process is None else job.process.returncode
+        if state(cell) == "finished":
+            self._tidy(cell)
+            self.overview.done(cell, time.monotonic() - job.since)
+        elif self.stopping:
+            pass  # it has saved a checkpoint
+        elif state(cell) == "running":  # one that an earlier command left behind was there first
+            self.waiting.insert(0, cell)
+        elif code == 2 and not _begun(cell) and not job.resumed:
+            raise UserError(f"{self.plan.command(cell)}\ndoes not start: {_last_words(cell)}")
+        elif code == 2 and _begun(cell):
+            self._fail(cell, _last_words(cell))
+        else:
+            self._again(job, code)
+
+    def _again(self, job: Job, code: int | None) -> None:
+        """One whose process was killed continues; what does not continue starts anew."""
+        cell = job.cell
+        tried = self.attempts[cell.directory] = self.attempts.get(cell.directory, 0) + 1
+        if tried >= ATTEMPTS:
+            raise UserError(
+                f"the run {cell.directory} ended {tried} times before its time (exit code {code}): {_last_words(cell)}; "
+                "the same command continues"
+            )
+        if job.resumed and code == 2:
+            shutil.rmtree(cell.directory, ignore_errors=True)
+        self.waiting.insert(0, cell)
+
+    def _fail(self, cell: Cell, why: str) -> None:
+        step = last_line(cell.directory / "metrics.jsonl").get("step")
+        (cell.directory / FAILED).write_text(json.dumps({"step": step, "why": why}) + "\n")
+        self._tidy(cell)
+        self.overview.done(cell, None, why)
+
+    def _tidy(self, cell: Cell) -> None:
+        """Remove the checkpoints of a run that has ended."""
+        for folder in cell.directory.glob("checkpoint-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        if self.drop_models:
+            for name in ("model", "adapter"):
+                shutil.rmtree(cell.directory / name, ignore_errors=True)
+
+    def _stop(self) -> None:
+        for job in self.going:
+            if job.process is not None and job.process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    job.process.send_signal(signal.SIGINT)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first Ctrl-C or SIGTERM lets all runs save and stop; the second stops them at once."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if not self.stopping:
+                self.overview.say("stopping all runs after their current step; once more to stop at once")
+            self.stopping = True
+            self._stop()
+
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, ask) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+
+def _begun(cell: Cell) -> bool:
+    return int(last_line(cell.directory / "metrics.jsonl").get("step", 0)) > 0
+
+
+def _last_words(cell: Cell) -> str:
+    """What a run said last."""
+    log = cell.directory.with_name(f"{cell.directory.name}.log")
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    said = [line for line in lines if line.startswith("klamp: ")] or [line for line in lines if line.strip()]
+    return f"{said[-1].removeprefix('klamp: ')} ({log})" if said else f"{log} is empty"
+
+
+def last_line(path: Path) -> dict[str, Any]:
+    """The last whole line of a file of JSON lines, {} where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 20_000))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict):
+                return row
+    return {}
