@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from klamp.compare.specs import labels, tidied
+from klamp.compare.specs import labels
 from klamp.conditions import Budget, Distance
 from klamp.errors import UserError, check_choice
 from klamp.guards import Guard
@@ -417,8 +417,7 @@ def _rewritten(text: str, guard: Guard, wanted: Guard) -> Iterator[str]:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return
-    for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
-        _write_defaults(call)
+    added = [one for node in list(ast.walk(tree)) if isinstance(node, ast.Call) for one in _write_defaults(node)]
     choices = _choices(guard, wanted)
     places: list[tuple[Any, float, list[float]]] = []
     for node in ast.walk(tree):
@@ -429,7 +428,12 @@ def _rewritten(text: str, guard: Guard, wanted: Guard) -> Iterator[str]:
     for chosen in sorted(itertools.product(*options), key=lambda chosen: sum(changed for *_, changed in chosen)):
         for node, value, _ in chosen:
             node.value = value
-        yield tidied(tree.body)
+        unused = [(call, keyword) for call, keyword, usual in added if keyword.value.value == usual]  # type: ignore[attr-defined]
+        for call, keyword in unused:
+            call.keywords.remove(keyword)
+        yield ast.unparse(tree)
+        for call, keyword in unused:
+            call.keywords.append(keyword)
 
 
 def _choices(guard: Guard, wanted: Guard) -> list[tuple[float, float]]:
@@ -443,15 +447,15 @@ def _choices(guard: Guard, wanted: Guard) -> list[tuple[float, float]]:
     return found
 
 
-def _write_defaults(node: ast.Call) -> None:
+def _write_defaults(node: ast.Call) -> Iterator[tuple[ast.Call, ast.keyword, float]]:
     """Add the number-valued defaults of a preset's call to it."""
     name = node.func.id if isinstance(node.func, ast.Name) else ""
-    if name not in PRESETS:
-        return
-    given = {keyword.arg for keyword in node.keywords} | set(list(PRESETS[name].signature.parameters)[: len(node.args)])
-    for key, item in PRESETS[name].signature.parameters.items():
+    usual = PRESETS[name].signature.parameters if name in PRESETS else {}
+    given = {keyword.arg for keyword in node.keywords} | set(list(usual)[: len(node.args)])
+    for key, item in usual.items():
         if key not in given and _is_number(item.default) and math.isfinite(item.default):
             node.keywords.append(ast.keyword(key, ast.Constant(float(item.default))))
+            yield node, node.keywords[-1], float(item.default)
 
 
 __all__ = ["RULES", "Calibrated", "calibrate"]

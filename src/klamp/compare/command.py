@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -69,25 +70,32 @@ def _calibrated(plan: Any) -> Any:
 
     if plan.calibrated != "removed":
         return calibrated(plan)
+    from klamp.compare.grid import TRAIN
     from klamp.diff import recorded_steps
 
     folder = plan.directory / "calibration"
-    if (
-        not (folder / "manifest.json").exists()
-        or json.loads((folder / "manifest.json").read_text())["finished"] is None
-    ):
+    if not _finished(folder):
+        shutil.rmtree(folder, ignore_errors=True)  # what is left of one that was stopped
         text = next(entry.text for entry in plan.entries if entry.label == plan.reference)
-        words = [*plan.words(text, plan.seeds[0], folder), "--max_steps", str(PILOT), "--record-tokens"]
-        print(
-            f"{folder}: {PILOT} steps of {text}, to measure the share of the gradient that it removes", file=sys.stderr
-        )
+        words = [*plan.words(text, plan.seeds[0], folder), "--max_steps", str(PILOT)]
+        words += [] if "--record-tokens" in words else ["--record-tokens"]
+        print(f"{folder}: {PILOT} steps of {text}, to measure what share of the gradient it removes", file=sys.stderr)
         done = subprocess.run(
-            [sys.executable, "-m", "klamp", "train", *words, "--json"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            text=True, env=os.environ | plan.environment,
+            [*TRAIN, *words, "--json"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env=os.environ | plan.environment,
         )  # fmt: skip
         if done.returncode:
             raise UserError(f"the run to calibrate with fails: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
     return calibrated(plan, recorded_steps(folder / "tokens"))
+
+
+def _finished(folder: Path) -> bool:
+    from klamp.train import rundir
+
+    try:
+        return rundir.load(folder)["finished"] is not None
+    except UserError:
+        return False
 
 
 def _report(arguments: argparse.Namespace, train: list[str]) -> int:

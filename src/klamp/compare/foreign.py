@@ -10,7 +10,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from klamp.metrics import METRICS
 from klamp.report.run import finite, plural
 
 Curve = list[tuple[int, float | None]]  # in order of step; None is a gap
+Lines = list[Mapping[str, Any]]
 Row = tuple[int, Mapping[str, Any]]
 
 # transformers' and TRL's names (1.16); in evaluation the prefix eval_.
@@ -67,10 +68,10 @@ LEFT_OUT: dict[str, str] = {
     "critic/rewards/mean": "with the KL penalty taken off",
 }
 _VALIDATION = re.compile(r"val-(?:core|aux)/(?P<data>.+)/acc/mean(?:@|_at_)(?P<n>\d+)")
-_STEPS = ("step", "train/global_step", "training/global_step", "global_step", "_step")
+_STEPS = ("train/global_step", "step", "training/global_step", "global_step", "_step")
 _ASIDE = {*_STEPS, "event", "seconds", "epoch", "train/epoch", "training/epoch", "elapsed_seconds", "_runtime",
           "_timestamp", "timestamp"}  # fmt: skip
-_PLAIN = {name for name in METRICS if name != "policy/ratio_histogram"}
+_PLAIN = {name for name in METRICS if not name.endswith("_histogram")}
 _SHOWN = 6  # names in a note or an error
 
 
@@ -99,10 +100,12 @@ def read_log(path: Path) -> ForeignRun:
     notes: list[str] = []
     start = text.lstrip()[:1]
     table = file.suffix.lower() in (".csv", ".tsv") or start not in ("{", "[")
-    name, lines = _of_csv(file, text, notes) if table else (None, _of_json(file, text, notes))
+    if table:
+        exact, (name, lines) = False, _of_csv(file, text, notes)
+    else:
+        name, (exact, lines) = None, _of_json(file, text, notes)
     rows = _with_steps(file, lines, notes)
     framework = _framework(rows)
-    exact = "log_history" in text[:100_000] and start == "{"  # there no logger has put prefixes before the names
     curves = _curves(file, rows, framework, exact, notes)
     return ForeignRun(name or _name(file), framework, file, curves, tuple(notes))
 
@@ -133,19 +136,21 @@ def _name(file: Path) -> str:
 # --- shapes ---------------------------------------------------------------------------------------------------
 
 
-def _of_json(file: Path, text: str, notes: list[str]) -> list[Mapping[str, Any]]:
-    """The objects of a trainer's state, of a list, or of lines; verl's ``data`` beside its ``step``."""
+def _of_json(file: Path, text: str, notes: list[str]) -> tuple[bool, Lines]:
+    """The objects of a trainer's state, of a list, or of lines, verl's ``data`` beside its ``step``; and whether it is a
+    state, where no logger has put prefixes before the names."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
         whole = None
     if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
-        return [row for row in whole["log_history"] if isinstance(row, dict)]
+        return True, [row for row in whole["log_history"] if isinstance(row, dict)]
     if isinstance(whole, list):
-        return [row for row in whole if isinstance(row, dict)]
+        return False, [row for row in whole if isinstance(row, dict)]
     if isinstance(whole, dict):
-        return [_flat(whole)]
-    found, bad = [], 0
+        return False, [_flat(whole)]
+    found: Lines = []
+    bad = 0
     lines = text.split("\n")
     for index, line in enumerate(lines):
         if not line.strip():
@@ -167,7 +172,7 @@ def _of_json(file: Path, text: str, notes: list[str]) -> list[Mapping[str, Any]]
         raise UserError(f"{file} is not readable as JSON: {hint}")
     if bad:
         notes.append(f"{plural(bad, 'line')} unreadable and left out")
-    return found
+    return False, found
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +180,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     return row | inner if isinstance(inner, dict) else row
 
 
-def _of_csv(file: Path, text: str, notes: list[str]) -> tuple[str | None, list[Mapping[str, Any]]]:
+def _of_csv(file: Path, text: str, notes: list[str]) -> tuple[str | None, Lines]:
     """(the run's name, where the columns say it as W&B's do; the rows without their empty cells)."""
     header = text.split("\n", 1)[0]
     delimiter = max(",;\t", key=header.count)
@@ -184,19 +189,18 @@ def _of_csv(file: Path, text: str, notes: list[str]) -> tuple[str | None, list[M
     except csv.Error as error:
         raise UserError(f"{file} is not a table that can be read: {error}") from error
     lines = [line for line in lines if any(cell.strip() for cell in line)]
-    if not lines:
-        raise UserError(f"{file} is empty")
+    if len(lines) < 2:
+        raise UserError(f"{file} has no rows; found {_few(lines[0]) if lines else 'nothing'}")
     name, columns = _unprefixed(file, [cell.strip() for cell in lines[0]])
     twice = [column for column, many in Counter(columns).items() if many > 1 and column]
     if twice:
         raise UserError(f"{file} has the column {twice[0]!r} twice")
-    short = [line for line in lines[1:] if len(line) < len(columns)]
-    if not text.endswith("\n") and len(lines) > 1:
-        lines[-1] = lines[-1][: len(columns) - 1]  # its last number may have lost digits
-        which = "the last line is" if len(short) and short[-1] is not lines[-1] else "the end of the last line may be"
-        notes.append(f"{which} cut off; its last cell is left out")
+    if not text.endswith("\n"):
+        lines[-1] = lines[-1][: len(columns)][:-1]
+        notes.append("the last line has no end: its last cell may be cut off and is left out")
     rows = [dict(zip(columns, line, strict=False)) for line in lines[1:]]
-    return name, [{key: cell.strip() for key, cell in row.items() if key and cell.strip()} for row in rows]
+    filled: Lines = [{key: cell.strip() for key, cell in row.items() if key and cell.strip()} for row in rows]
+    return name, filled
 
 
 def _unprefixed(file: Path, columns: list[str]) -> tuple[str | None, list[str]]:
@@ -213,6 +217,8 @@ def _unprefixed(file: Path, columns: list[str]) -> tuple[str | None, list[str]]:
 
 def _with_steps(file: Path, rows: Iterable[Mapping[str, Any]], notes: list[str]) -> list[Row]:
     rows = list(rows)
+    if not rows:
+        raise UserError(f"{file} has no rows: nothing was logged yet")
     names = list(dict.fromkeys(name for row in rows for name in row))
     column = next((name for step in _STEPS for name in names if name.lower() == step), None)
     if column is None:
@@ -289,7 +295,8 @@ def _curves(file: Path, rows: list[Row], framework: str, exact: bool, notes: lis
             table[klamp] = name
             notes += [CAVEATS[bare]] if bare in CAVEATS else []
     if framework == "verl":
-        unknown = [name for name in unknown if name not in _validation(names, table, notes)]
+        judged = _validation(names, table, notes)
+        unknown = [name for name in unknown if name not in judged]
     if not table:
         raise UserError(
             f"{file} has no metric that Klamp understands: found {_few(names)}; needed some of TRL's {_few(TRL)}; verl's "

@@ -21,6 +21,7 @@ from klamp.compare.plan import Cell, Plan
 from klamp.errors import UserError
 from klamp.train import rundir
 
+TRAIN = [sys.executable, "-m", "klamp", "train"]
 FAILED = "failed.json"  # beside a run that ended in an error of its own: it is a result, and is not tried again
 ATTEMPTS = 3  # of a run whose process is killed, in one command
 POLL = 0.2  # seconds
@@ -101,7 +102,7 @@ class Grid:
         log = cell.directory.with_name(f"{cell.directory.name}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
         handle = log.open("ab")
-        command = [sys.executable, "-m", "klamp", "train", *words, "--json"]
+        command = [*TRAIN, *words, "--json"]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=handle, env=os.environ | self.plan.environment,
             start_new_session=True,  # a terminal's Ctrl-C reaches us alone: we pass it on, once

@@ -62,13 +62,13 @@ class Options:
 
     @property
     def seed_list(self) -> list[int]:
-        """``5`` means 0 to 4; ``3,7,9`` means these."""
+        """``5`` means 0 to 4; ``3,7,9`` these, and ``7,`` one."""
         text = str(self.seeds).strip("[]() ")
         try:
-            numbers = [int(part) for part in text.split(",")]
+            numbers = [int(part) for part in text.split(",") if part.strip()]
         except ValueError:
             raise UserError(f"seeds={self.seeds!r} must be a number of seeds, or seeds by commas") from None
-        found = list(range(numbers[0])) if len(numbers) == 1 and "," not in text else list(dict.fromkeys(numbers))
+        found = list(range(*numbers)) if len(numbers) == 1 and "," not in text else list(dict.fromkeys(numbers))
         if not found or min(found) < 0:
             raise UserError(f"seeds={self.seeds!r} must be at least one seed, none below 0")
         return found

@@ -9,6 +9,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,7 +170,12 @@ def calibrated(plan: Plan, batches: Sequence[Batch] | None = None) -> Plan:
     texts = unify([one.spec for one in found])
     names = [entry.label for entry in plan.entries]
     entries = [
-        dataclasses.replace(entry, text=text, same_as=None if first is None else names[first], note=_note(one))
+        dataclasses.replace(
+            entry,
+            text=text,
+            same_as=None if first is None else names[first],
+            note=None if entry.label == plan.reference else _note(one),
+        )
         for entry, one, (text, first) in zip(plan.entries, found, texts, strict=True)
     ]
     return dataclasses.replace(plan, entries=entries)
@@ -224,7 +230,7 @@ def _entries(options: Options) -> list[Entry]:
 
 
 def _embedded(train: list[str], config: dict[str, Any]) -> bool:
-    models = [after for word, after in zip(train, [*train[1:], ""], strict=True) if word == "--model"]
+    models = [after for word, after in pairwise(train) if word == "--model"]
     models += [word.partition("=")[2] for word in train if word.startswith("--model=")]
     model = models[0] if models else config.get("model")
     return model is None or str(model).startswith("embedded:")

@@ -79,7 +79,7 @@ def _under(base: Spec, node: ast.expr, term: Spec) -> ast.expr:
         for extra in ([], [ast.keyword("aggregate", _expression(part_text(base.mean)))]):
             changed = ast.Call(call.func, call.args, [*call.keywords, *extra])
             found = _parsed(changed)
-            if found and found.mean == base.mean and set(found.penalties) <= set(base.penalties):
+            if found and found.aggregate in (None, base.mean) and set(found.penalties) <= set(base.penalties):
                 return changed
     kept = [*term.guards, *term.factors]
     return _expression(" + ".join(map(part_text, kept))) if kept else node
@@ -139,8 +139,9 @@ def canonical(spec: Spec) -> Hashable:
 
     Fixed intervals count by their bounds of log w, to 12 significant digits, each side apart: one guard or two, a gate
     ``outward`` or ``positive`` on an upper bound. Radii that move, and distances that are reduced over a scope, count by
-    measure and radius; k3 is power(0). The value of a cut token is no part of the gradient, except beside a rollback
-    and a clipped factor, which read it. Not every pair of equal specs is found; different ones are never equal.
+    measure and radius; k3 is power(0). The loss's value is no part of the gradient, except beside a rollback and a
+    clipped factor, which read it: there ``cut_value`` and the surrogate count. Not every pair of equal specs is found;
+    different ones are never equal.
     """
     coupled = any(guard.action == "rollback" for guard in spec.guards) or any(f.clipped for f in spec.factors)
     sides: dict[Hashable, float] = {}
@@ -159,7 +160,7 @@ def canonical(spec: Spec) -> Hashable:
     return (
         frozenset((key, _rounded(bound)) for key, bound in sides.items()),
         tuple(others) if coupled else frozenset(others),
-        frozenset(map(_plain, spec.factors)),
+        frozenset((factor.integrated and coupled, _plain(factor)) for factor in spec.factors),
         frozenset(map(_plain, spec.penalties)),
         _plain(spec.mean),
     )
@@ -327,7 +328,7 @@ def _digest(text: str) -> str:
 def slug(label: str) -> str:
     """A folder's name for a label: itself where that is one, else its letters and digits with a hash of the whole."""
     plain = re.sub(r"[^a-z0-9._]+", "-", label.lower()).strip("-._")[:_FOLDER].strip("-._")
-    return plain if plain == label else "-".join(filter(None, (plain, _digest(label))))
+    return plain if plain and plain == label else "-".join(filter(None, (plain, _digest(label))))
 
 
 __all__ = ["canonical", "labels", "slug", "terms", "tidied", "under", "unify"]

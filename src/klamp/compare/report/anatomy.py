@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from klamp.compare.report import canvas, curves
 from klamp.compare.report.canvas import Axis, Frame, across, tone
 from klamp.compare.report.data import Anatomy, Comparison, Spec
-from klamp.report.charts import number, tick_labels
+from klamp.compare.report.words import fixed
+from klamp.report.charts import number
 from klamp.report.page import text
 
 REMOVED = curves.Chart("removed_share", "Gradient removed", "Share of tokens whose policy gradient was set to zero.",
@@ -61,7 +61,7 @@ def total(spec: Spec) -> Anatomy | None:
 
     return Anatomy(
         same[0].edges, sums([one.tokens for one in same]), sums([one.low for one in same]), sums([one.high for one in same]),
-        signs([one.positive for one in same]), signs([one.negative for one in same]),
+        signs([one.positive for one in same]), signs([one.negative for one in same]), all(one.of_sign for one in same),
     )  # fmt: skip
 
 
@@ -73,11 +73,15 @@ def _panel(spec: Spec, whole: Anatomy, reach: float) -> str:
     frame, bins = Frame("small"), len(whole.tokens)
     up = canvas.linear([0.0, reach], percent=True, count=2)
     top = up.high
-    y = Axis(-top, top, tuple((0.5 + sign * place / 2, name) for place, name in up.marks for sign in (1, -1)))
-    every = max(1, math.ceil(bins / 4))
+    y = Axis(
+        -top,
+        top,
+        tuple((0.5 + sign * place / 2, name) for place, name in up.marks for sign in ((1, -1) if place else (1,))),
+    )
+    every = max(1, math.ceil(bins / 5))
     at = [k for k in range(bins + 1) if k % every == 0 or k == bins]
     at = [k for k in at if k == bins or bins - k >= every / 2]
-    x = Axis(0, bins, tuple(zip([k / bins for k in at], tick_labels([whole.edges[k] for k in at]), strict=True)))
+    x = Axis(0, bins, tuple((k / bins, f"{whole.edges[k]:.3g}") for k in at))
     bars = ""
     for k, (low, high) in enumerate(
         zip(_shares(whole.low, whole.tokens), _shares(whole.high, whole.tokens), strict=True)
@@ -94,7 +98,7 @@ def _panel(spec: Spec, whole: Anatomy, reach: float) -> str:
     picture = frame.draw(x, y, bars + middle, f"{spec.label}: {_told(whole)}", "old probability", "share of tokens")
     return (
         f'<figure class="series {tone(spec.place)}" data-s="{spec.place}"><figcaption><h3>{canvas.named(spec)}</h3>'
-        f"<p>{text(_told(whole))}</p></figcaption>{picture}</figure>"
+        f"<p>{text(_told(whole))}</p></figcaption><div class=body>{picture}</div></figure>"
     )
 
 
@@ -112,9 +116,11 @@ def _told(whole: Anatomy) -> str:
         if sofar >= half:
             bound = whole.edges[k + 1]
             break
-    share = f"{number(removed / tokens, True)} of {tokens:,.0f} tokens removed, {number(high / removed, True)} of that on the high side"
-    return share + (
-        f"; half of it or more where the old probability was at most {bound:.3g}." if bound < whole.edges[-1] else "."
+    share = f"{fixed(100 * removed / tokens)}% of {tokens:,.0f} tokens removed, {fixed(100 * high / removed)}% of them on the high side"
+    return (
+        f"{share}; at least half of them had an old probability of at most {bound:.3g}."
+        if bound < whole.edges[-1]
+        else f"{share}."
     )
 
 
@@ -129,7 +135,8 @@ def _signs(found: Sequence[tuple[Spec, Anatomy]]) -> str:
     x = canvas.linear([0.0, *(removed / whole for removed, whole in pairs if whole > 0)], percent=True)
     rows = "".join(_sign_row(spec, positive, negative, x) for spec, positive, negative in known)
     legend = '<p class="sides"><span><i class="plus"></i>A &gt; 0</span><span><i class="less"></i>A &lt; 0</span></p>'
-    foot = canvas.row_foot(x, "share of tokens of that sign, gradient removed")
+    of = "tokens of that sign" if all(one.of_sign for _, one in found) else "all tokens"
+    foot = canvas.row_foot(x, f"gradient removed, share of {of}")
     return canvas.figure(title, caption, f'{legend}<div class="rows">{rows}{foot}</div>', "wide")
 
 
@@ -137,7 +144,7 @@ def _sign_row(spec: Spec, positive: tuple[float, float] | None, negative: tuple[
     bars, said = "", []
     for pair, kind, y, name in ((positive, "plus", 4, "A > 0"), (negative, "less", 16, "A < 0")):
         share = pair[0] / pair[1] if pair and pair[1] > 0 else None
-        said.append(f"{name}: {'not recorded' if share is None else number(share, True)}")
+        said.append(f"{name}: {'not recorded' if share is None else f'{fixed(100 * share)}%'}")
         bars += (
             "" if share is None else f'<rect class="{kind}" x="0" y="{y}" width="{across(x.at(share))}" height="10"/>'
         )

@@ -16,8 +16,9 @@ from klamp.report.charts import Scale, number, ratio_marks, tick_labels, ticks
 from klamp.report.page import text
 
 TONES = 10
+FEW = 4  # specs whose ranges and seeds can be told apart in one picture
 TOP, BOTTOM = 8, 24  # of an area, for the tick labels
-HEIGHTS = {"curve": 230, "plane": 300, "small": 150}  # as in the style sheet
+HEIGHTS = {"curve": 230, "tall": 320, "plane": 300, "small": 150}  # as in the style sheet
 WIDE = 1000  # units across the lines of an area
 
 # Ten marks that differ without colour, about 10 units wide.
@@ -60,6 +61,14 @@ def mark(place: int, x: str, y: float | str, kind: str = "m", extra: str = "") -
     return f'<use href="#{kind}{shape(place)}" class="series {tone(place)}" data-s="{place}" x="{x}" y="{y}"{extra}/>'
 
 
+def far_mark(place: int, x: str, y: float, kind: str, extra: str, aside: int, up: int) -> str:
+    """A mark that belongs beyond the picture (by its side, -1, 0 or 1): inside its edge, with an arrow that points on."""
+    moved = f'{extra} transform="translate({0 if up else -13 * aside},{13 * up})"'
+    inner = f'<svg class="here" x="{x}" y="{y:g}">{mark(place, "0", "0", kind, moved)}</svg>'
+    pointer = arrow(x, y, -90 * up if up else 90 - 90 * aside)
+    return f'<g class="series {tone(place)}" data-s="{place}">{inner}{pointer}</g>'
+
+
 def swatch(place: int, line: bool = False) -> str:
     """The mark of a spec beside its name, on its line where lines are drawn."""
     stroke = f'<line class="mean d{place % 5}" x1="-17" x2="17" y1="0" y2="0"/>' if line else ""
@@ -99,8 +108,16 @@ class Axis:
     floor: float | None = None  # of a logarithmic axis: the least value that has its own place
 
     def at(self, value: float) -> float:
+        return min(1.0, max(0.0, self._share(value)))
+
+    def beyond(self, value: float) -> int:
+        """-1 below the axis, 1 above it, 0 on it."""
+        share = self._share(value)
+        return (share > 1 + 1e-9) - (share < -1e-9)
+
+    def _share(self, value: float) -> float:
         value = value if self.floor is None else max(value, self.floor)
-        return min(1.0, max(0.0, (self.scale(value) - self.low) / (self.high - self.low)))
+        return (self.scale(value) - self.low) / (self.high - self.low)
 
 
 def across(share: float) -> str:
@@ -116,6 +133,28 @@ def linear(values: Sequence[float], percent: bool = False, count: int = 4) -> Ax
     return Axis(low, high, _placed(found, tick_labels(found, percent), low, high))
 
 
+def inner(values: Sequence[float]) -> tuple[float, float]:
+    """The range of the values without a few that lie so far out that the others could not be told apart."""
+    ordered = sorted(values)
+    n = len(ordered)
+    first, third = ordered[n // 4], ordered[(3 * n) // 4]
+    reach = 3 * (third - first)
+    near = [value for value in ordered if first - reach <= value <= third + reach]
+    few = n >= 8 and reach > 0 and n - len(near) <= 0.2 * n
+    return (
+        (near[0], near[-1])
+        if few and ordered[-1] - ordered[0] > 2 * (near[-1] - near[0])
+        else (ordered[0], ordered[-1])
+    )
+
+
+def arrow(x: str, y: float, turn: int) -> str:
+    """The sign of what lies beyond the picture; `turn` in degrees, 0 to the right."""
+    return (
+        f'<svg class="here" x="{x}" y="{y:g}"><path class="open" transform="rotate({turn})" d="M-6,-5L0,0L-6,5"/></svg>'
+    )
+
+
 def steps(low: int, high: int) -> Axis:
     """Whole numbers without a margin: the line begins and ends where the run does."""
     first, last = (low, high) if low < high else (low - 1, high + 1)
@@ -123,10 +162,10 @@ def steps(low: int, high: int) -> Axis:
     return Axis(first, last, _placed(found, tick_labels(found), first, last))
 
 
-def logarithmic(values: Sequence[float], percent: bool = False) -> Axis:
-    """Decades, with 2 and 5 between few of them; values below a thousandth of the median share the foot."""
+def logarithmic(values: Sequence[float], percent: bool = False, least: float = 1e-3) -> Axis:
+    """Decades, with 2 and 5 between few of them; values below `least` times the median share the foot."""
     positive = sorted(value for value in values if value > 0)
-    floor = max(positive[0], 1e-3 * positive[len(positive) // 2])
+    floor = max(positive[0], least * positive[len(positive) // 2])
     low, high = _apart(math.log10(floor), math.log10(positive[-1]))
     between = (1, 2, 5) if high - low < 1.7 else (1, 3) if high - low < 3 else (1,)
     every = max(1, math.ceil((high - low) / 5))
@@ -136,8 +175,15 @@ def logarithmic(values: Sequence[float], percent: bool = False) -> Axis:
     low, high = min([low, *(place for place, _ in inside)]), max([high, *(place for place, _ in inside)])
     pad = 0.04 * (high - low)
     low, high = low - pad, high + pad
-    shown = [((place - low) / (high - low), number(value, percent)) for place, value in inside]
+    shown = [((place - low) / (high - low), _short(value, percent)) for place, value in inside]
     return Axis(low, high, tuple(shown), math.log10, 10.0 ** (low + pad))
+
+
+def _short(value: float, percent: bool) -> str:
+    """A round number: 1e-6 rather than 1.00e-6."""
+    return (
+        f"{value:.0e}".replace("e-0", "e\N{MINUS SIGN}") if 0 < value < 1e-4 and not percent else number(value, percent)
+    )
 
 
 def uneven(values: Sequence[float]) -> bool:
@@ -262,9 +308,9 @@ def row_foot(x: Axis, title: str) -> str:
 
 def figure(title: str, caption: str, body: str, kind: str = "") -> str:
     """A titled card with one sentence that says what to see."""
-    return (
-        f'<figure class="{kind}"><figcaption><h3>{text(title)}</h3><p>{text(caption)}</p></figcaption>{body}</figure>'
-    )
+    css = f' class="{kind}"' if kind else ""
+    head = f"<figcaption><h3>{text(title)}</h3><p>{text(caption)}</p></figcaption>"
+    return f'<figure{css}>{head}<div class="body">{body}</div></figure>'
 
 
 def nothing(title: str, caption: str, why: str = "not recorded") -> str:

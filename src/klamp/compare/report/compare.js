@@ -64,7 +64,8 @@ for (const script of all("script[data-for]")) {
   const [first, last] = chart.x, [low, high, top, depth] = chart.y;
   const steps = [...new Set(chart.series.flatMap(one => one.steps))].sort((a, b) => a - b);
   const dots = new Map(all(".dot", area).map(dot => [dot.dataset.s, dot]));
-  const shown = v => v === null ? "\u2013" : (chart.percent ? +(100 * v).toPrecision(3) + "%" : String(+v.toPrecision(3))).replace(/-/g, "\u2212");
+  const plain = v => (chart.percent ? (100 * v).toFixed(1) : String(+v.toPrecision(3))).replace(/-/g, "\u2212");
+  const shown = v => v === null ? "\u2013" : plain(v) + (chart.percent ? "%" : "");
   const scaled = v => chart.log ? Math.log10(Math.max(v, chart.floor)) : v;
   const height = v => top + depth * (1 - Math.min(1, Math.max(0, (scaled(v) - low) / (high - low))));
   const reach = 0.03 * (last - first);
@@ -85,7 +86,7 @@ for (const script of all("script[data-for]")) {
         dot.setAttribute("cy", height(value));
       }
       const number = element("span", "value", shown(value)), row = document.createElement("div");
-      if (value !== null && one.low) number.append(element("i", "", ` [${shown(one.low[i])}, ${shown(one.high[i])}]${one.n[i] < Math.max(...one.n) ? " n = " + one.n[i] : ""}`));
+      if (value !== null && one.low) number.append(element("i", "", ` [${plain(one.low[i])}, ${plain(one.high[i])}]${one.n[i] < Math.max(...one.n) ? " n = " + one.n[i] : ""}`));
       row.append(marked(one.s), element("span", "name", names.get(place) ?? ""), number);
       rows.push([value, row]);
     }
@@ -95,7 +96,8 @@ for (const script of all("script[data-for]")) {
     const left = area.getBoundingClientRect().left - box.getBoundingClientRect().left, x = left + share * area.clientWidth;
     const room = box.clientWidth - tip.offsetWidth;
     tip.style.left = Math.max(0, Math.min(room, share > 0.5 ? x - tip.offsetWidth - 14 : x + 14)) + "px";
-    tip.style.top = "26px";
+    const wide = tip.offsetWidth > 0.6 * area.clientWidth; // then below the picture, which it would hide
+    tip.style.top = (wide ? box.querySelector(".picture").offsetTop + area.clientHeight + 20 : 26) + "px";
     area.classList.add("live");
   }
   const hide = () => { tip.hidden = true; area.classList.remove("live"); };

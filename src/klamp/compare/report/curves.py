@@ -40,6 +40,7 @@ class Chart:
     caption: str
     unit: str
     percent: bool = False
+    kind: str = "curve"  # of Frame; a tall one is as wide as the page
 
 
 def section(name: str, title: str, intro: str, charts: Sequence[Chart], specs: Sequence[Spec]) -> str:
@@ -53,16 +54,23 @@ def draw(chart: Chart, specs: Sequence[Spec], name: str) -> str:
     values = [v for one in found for column in (one.mean, one.low, one.high) for v in column.values() if v is not None]
     if not values:
         return canvas.nothing(chart.title, chart.caption)
+    means = [v for one in found for v in one.mean.values() if v is not None]
     log = canvas.uneven([v for one in found for v in one.high.values() if v is not None])
-    y = canvas.logarithmic(values, chart.percent) if log else canvas.linear(values, chart.percent)
+    y = (
+        canvas.logarithmic(values, chart.percent)
+        if log
+        else canvas.linear(values if len(found) <= canvas.FEW else means, chart.percent)
+    )
     caption = chart.caption + _how(found, grouped, window)
     if log:
         caption += " The value axis is logarithmic."
         if y.floor is not None and min(values) < y.floor * (1 - 1e-9):
             caption += f" Values below {number(y.floor, chart.percent)} are drawn there."
+    elif any(y.beyond(value) for value in values):
+        caption += " Seeds beyond the picture run along its edge."
     steps = sorted({step for one in found for step in one.mean})
     x = canvas.steps(steps[0], steps[-1])
-    frame = Frame("curve")
+    frame = Frame(chart.kind)
     lines = "".join(_lines(one, x, y, frame) for one in found)
     marks = "".join(_marks(one, x, y, frame, len(found)) for one in found)
     dots = "".join(
@@ -74,7 +82,7 @@ def draw(chart: Chart, specs: Sequence[Spec], name: str) -> str:
     data = json.dumps(_data(found, x, y, chart, log), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     body = f'<div class="curves" id="{name}">{picture}<div class="tip" hidden></div></div>{canvas.keys(specs)}'
     script = f'<script type="application/json" data-for="{name}">{data}</script>'
-    return canvas.figure(chart.title, caption, body + script)
+    return canvas.figure(chart.title, caption, body + script, "wide" if chart.kind == "tall" else "")
 
 
 # -- numbers -----------------------------------------------------------------------------------
@@ -205,6 +213,6 @@ def _data(found: Sequence[Bundle], x: Axis, y: Axis, chart: Chart, log: bool) ->
         if len(one.seeds) > 1:
             known |= {"low": short(one.low, order), "high": short(one.high, order), "n": list(one.count.values())}
         series.append(known)
-    depth = Frame("curve").depth
+    depth = Frame(chart.kind).depth
     return {"x": [x.low, x.high], "y": [y.low, y.high, canvas.TOP, depth], "log": log, "floor": y.floor,
             "percent": chart.percent, "series": series}  # fmt: skip

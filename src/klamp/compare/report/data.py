@@ -41,7 +41,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What was cut, by old probability (one number per bin) and by the sign of the advantage (removed, tokens)."""
+    """What was cut, by old probability (a number for each bin) and by the sign of the advantage (removed, tokens)."""
 
     edges: tuple[float, ...]
     tokens: tuple[float, ...]
@@ -49,20 +49,22 @@ class Anatomy:
     high: tuple[float, ...]
     positive: tuple[float, float] | None
     negative: tuple[float, float] | None
+    of_sign: bool  # whether those tokens are the ones of that sign; else all tokens
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     seed: str
     directory: str
     status: str
+    why: str  # of a failed one
     collapsed: bool | None
     metrics: dict[str, float]
     curves: dict[str, dict[int, float | None]]  # by step
     anatomy: Anatomy | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Spec:
     place: int  # which colour and mark it has on the page
     label: str
@@ -104,6 +106,7 @@ class Difference:
     verdict: str | None
     values: tuple[tuple[str, float], ...]
     needed: int | None
+    crossed: tuple[float, float] | None  # the interval over seeds and questions at once
 
 
 @dataclass(frozen=True)
@@ -151,8 +154,8 @@ def read(comparison: Mapping[str, Any]) -> Comparison:
     """The records of a comparison in the JSON form that `klamp compare` keeps."""
     lost: dict[str, int] = {}
     metrics = [
-        Metric(name, words(known.get("title")) or name, words(known.get("unit")),
-               known.get("better") if known.get("better") in ("higher", "lower") else None, words(known.get("definition")))
+        Metric(name, capital(words(known.get("title")) or name), words(known.get("unit")),
+               known.get("better") if known.get("better") in ("higher", "lower") else None, capital(words(known.get("definition"))))
         for name, known in _pairs(comparison.get("metrics"))
         if isinstance(known, Mapping)
     ]  # fmt: skip
@@ -183,6 +186,10 @@ def words(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
+def capital(value: str) -> str:
+    return value[:1].upper() + value[1:]
+
+
 def _spec(place: int, one: Mapping[str, Any], lost: dict[str, int]) -> Spec:
     region = one.get("region")
     text = words(one.get("text"))
@@ -192,11 +199,15 @@ def _spec(place: int, one: Mapping[str, Any], lost: dict[str, int]) -> Spec:
         text=text,
         asked=words(one.get("asked")),
         same_as=words(one.get("same_as")) or None,
-        region=Region(*(finite(region.get(side)) for side in ("low", "high")), words(region.get("ratio")) or "ratio",
-                      *(finite(region.get(name)) for name in ("a", "radius"))) if isinstance(region, Mapping) else None,
+        region=_region(region) if isinstance(region, Mapping) else None,
         note=words(one.get("note")) or None,
         runs=tuple(_run(run, lost) for run in _rows(one.get("runs"))),
     )  # fmt: skip
+
+
+def _region(one: Mapping[str, Any]) -> Region:
+    low, high, a, radius = (finite(one.get(name)) for name in ("low", "high", "a", "radius"))
+    return Region(low, high, words(one.get("ratio")) or "ratio", a, radius)
 
 
 def _run(one: Mapping[str, Any], lost: dict[str, int]) -> Run:
@@ -209,6 +220,7 @@ def _run(one: Mapping[str, Any], lost: dict[str, int]) -> Run:
         seed=words(one.get("seed")),
         directory=words(one.get("directory")),
         status=words(one.get("status")) or "unknown",
+        why=words(one.get("why")),
         collapsed=collapsed if isinstance(collapsed, bool) else None,
         metrics={name: value for name, value in numbers.items() if value is not None},
         curves={name: _curve(name, line, lost) for name, line in _pairs(one.get("curves"))},
@@ -238,11 +250,16 @@ def _anatomy(one: object, lost: dict[str, int]) -> Anatomy | None:
         lost["clip anatomy"] = lost.get("clip anatomy", 0) + 1
         return None
 
+    of_sign = all(finite(one.get(f"tokens_{name}")) is not None for name in ("positive", "negative"))
+
     def sign(name: str) -> tuple[float, float] | None:
-        removed, whole = (finite(one.get(f"{what}_{name}")) for what in ("removed", "tokens"))
+        removed, whole = (
+            finite(one.get(f"removed_{name}")),
+            finite(one.get(f"tokens_{name}")) if of_sign else sum(tokens),
+        )
         return (removed, whole) if removed is not None and whole is not None and whole >= removed >= 0 else None
 
-    return Anatomy(edges, tokens, low, high, sign("positive"), sign("negative"))
+    return Anatomy(edges, tokens, low, high, sign("positive"), sign("negative"), of_sign)
 
 
 def _numbers(values: object) -> tuple[float, ...]:
@@ -256,17 +273,26 @@ def _summary(one: Mapping[str, Any]) -> Summary:
 
 
 def _difference(one: Mapping[str, Any]) -> Difference:
-    numbers = (finite(one.get(name)) for name in ("mean", "low", "high", "p", "p_holm", "sign_p"))
-    counts = (_count(one.get(name)) for name in ("better", "worse", "same"))
-    pairs = one.get("values")
-    values = [
-        (words(pair[0]), finite(pair[1]))
-        for pair in (pairs if isinstance(pairs, (list, tuple)) else ())
-        if isinstance(pair, (list, tuple)) and len(pair) == 2
-    ]
-    known = tuple((seed, value) for seed, value in values if value is not None)
-    return Difference(_count(one.get("n")) or 0, *numbers, *counts, finite(one.get("improvement")),
-                      words(one.get("verdict")) or None, known, _count(one.get("needed")))  # fmt: skip
+    mean, low, high, p, p_holm, sign_p, improvement = (
+        finite(one.get(name)) for name in ("mean", "low", "high", "p", "p_holm", "sign_p", "improvement")
+    )
+    n, better, worse, same, needed = (_count(one.get(name)) for name in ("n", "better", "worse", "same", "needed"))
+    return Difference(
+        n=n or 0, mean=mean, low=low, high=high, p=p, p_holm=p_holm, sign_p=sign_p, better=better, worse=worse, same=same,
+        improvement=improvement, verdict=words(one.get("verdict")) or None, values=_by_seed(one.get("values")), needed=needed,
+        crossed=_crossed(one.get("crossed")),
+    )  # fmt: skip
+
+
+def _by_seed(pairs: object) -> tuple[tuple[str, float], ...]:
+    listed = pairs if isinstance(pairs, (list, tuple)) else ()
+    found = [(words(pair[0]), finite(pair[1])) for pair in listed if isinstance(pair, (list, tuple)) and len(pair) == 2]
+    return tuple((seed, value) for seed, value in found if value is not None)
+
+
+def _crossed(one: object) -> tuple[float, float] | None:
+    low, high = (finite(one.get(side)) if isinstance(one, Mapping) else None for side in ("low", "high"))
+    return (low, high) if low is not None and high is not None else None
 
 
 def _count(value: object) -> int | None:

@@ -7,7 +7,7 @@ import math
 from klamp.compare.report import canvas
 from klamp.compare.report.canvas import Axis, across, ruled, tone
 from klamp.compare.report.data import ENOUGH, Comparison, Difference, Metric, Spec
-from klamp.compare.report.words import difference, p_value, signed, too_few, unit_of_difference
+from klamp.compare.report.words import difference, listed, p_value, signed, too_few, unit_of_difference
 from klamp.report.page import text
 
 MAIN = 4  # panels that are always open
@@ -53,12 +53,13 @@ def panel(c: Comparison, metric: Metric, others: list[Spec]) -> str:
     factor = 100.0 if metric.share else 1.0
     values = [0.0]
     for _, one in found:
-        ends = [one.low, one.high] if _tested(c, one) else []
-        values += [factor * v for v in (one.mean, *ends, *(v for _, v in one.values)) if v is not None]
-    x = canvas.linear(values)
+        values += [factor * v for v in _drawn(c, one)]
+    x = canvas.linear([*canvas.inner(values), 0.0])
+    far = [spec.label for spec, one in found if any(x.beyond(factor * v) for v in _drawn(c, one))]
     rows = "".join(_row(c, spec, one, metric, x, factor) for spec, one in found)
     absent = [spec.label for spec in others if spec.label not in {spec.label for spec, _ in found}]
     caption = _caption(metric) + (f" Not recorded: {', '.join(absent)}." if absent else "")
+    caption += f" Arrows: {listed(far)} beyond the picture." if far else ""
     unit = unit_of_difference(metric) or "count"
     return canvas.figure(
         metric.title,
@@ -77,20 +78,36 @@ def _tested(c: Comparison, one: Difference) -> bool:
     return c.judged and one.n >= ENOUGH
 
 
+def _drawn(c: Comparison, one: Difference) -> list[float]:
+    ends = [one.low, one.high] if _tested(c, one) else []
+    return [value for value in (one.mean, *ends, *(v for _, v in one.values)) if value is not None]
+
+
 def _row(c: Comparison, spec: Spec, one: Difference, metric: Metric, x: Axis, factor: float) -> str:
     assert one.mean is not None
     tested = _tested(c, one)
     body = ""
     if tested and one.low is not None and one.high is not None:
-        low, high = (across(x.at(factor * end)) for end in (one.low, one.high))
-        body += f'<line class="whisker" x1="{low}" x2="{high}" y1="10" y2="10"/>'
-        body += "".join(f'<line class="whisker" x1="{end}" x2="{end}" y1="6" y2="14"/>' for end in (low, high))
-    body += "".join(
-        f'<circle class="seed-dot" cx="{across(x.at(factor * value))}" cy="23" r="3.5" '
-        f'data-tip="{text(f"{spec.label}, seed {seed}: {signed(value, metric)} {unit_of_difference(metric)}")}"/>'
-        for seed, value in one.values
+        ends = [factor * one.low, factor * one.high]
+        left, right = (across(x.at(end)) for end in ends)
+        body += f'<line class="whisker" x1="{left}" x2="{right}" y1="10" y2="10"/>'
+        for end, place in zip(ends, (left, right), strict=True):
+            side = x.beyond(end)
+            cap = f'<line class="whisker" x1="{place}" x2="{place}" y1="6" y2="14"/>'
+            body += canvas.arrow(place, 10, 90 - 90 * side) if side else cap
+    for seed, value in one.values:
+        place, side = across(x.at(factor * value)), x.beyond(factor * value)
+        tip = text(f"{spec.label}, seed {seed}: {signed(value, metric)} {unit_of_difference(metric)}")
+        dot = (
+            canvas.arrow(place, 23, 90 - 90 * side)
+            if side
+            else f'<circle class="seed-dot" cx="{place}" cy="23" r="3.5"/>'
+        )
+        body += f'<g data-tip="{tip}">{dot}</g>'
+    middle, side = across(x.at(factor * one.mean)), x.beyond(factor * one.mean)
+    body += (
+        canvas.far_mark(spec.place, middle, 10, "b", "", side, 0) if side else canvas.mark(spec.place, middle, 10, "b")
     )
-    body += canvas.mark(spec.place, across(x.at(factor * one.mean)), 10, "b")
     strip = ruled(x, body, zero=0.0)
     name = f'<p class="who">{canvas.named(spec)}</p>'
     return f'<div class="row series {tone(spec.place)}" data-s="{spec.place}">{name}<p class="what">{_said(c, spec, one, metric)}</p>{strip}</div>'
@@ -104,8 +121,8 @@ def _said(c: Comparison, spec: Spec, one: Difference, metric: Metric) -> str:
     out = text(difference(one, metric))
     verdict = c.verdict(spec.label, metric.name)
     if verdict:
-        out += f' <b class="verdict {verdict.split()[0]}">{verdict}</b>'
-    return out + f" {p_value(one.p_holm, 'p')}".rstrip()
+        out += f' \N{MIDDLE DOT} <b class="verdict {verdict.split()[0]}">{verdict}</b>'
+    return out + (f" \N{MIDDLE DOT} {p_value(one.p_holm)}" if one.p_holm is not None else "")
 
 
 def needed(one: Difference) -> str:

@@ -7,8 +7,20 @@ from collections.abc import Sequence
 
 from klamp.compare.report import canvas
 from klamp.compare.report.canvas import tone
-from klamp.compare.report.data import Comparison, Metric, Spec, words
-from klamp.compare.report.words import NONE, coordinates, difference, listed, mean, p_value, region, seeds, too_few
+from klamp.compare.report.data import ENOUGH, Comparison, Metric, Spec, words
+from klamp.compare.report.words import (
+    NONE,
+    coordinates,
+    definition,
+    difference,
+    inside,
+    listed,
+    mean,
+    p_value,
+    region,
+    seeds,
+    too_few,
+)
 from klamp.report.page import text
 
 # The columns of numbers: (names of the metric, the heading).
@@ -62,7 +74,11 @@ def _state(c: Comparison) -> str:
     """What is not there, and why nothing is ranked."""
     states = Counter(run.status for spec in c.specs for run in spec.runs)
     odd = [f"{count} {status}" for status, count in states.items() if status not in ("finished", "log")]
-    out = [f"Of {sum(states.values())} runs, {listed(odd)}; the numbers are of the others."] if odd else []
+    out = (
+        [f"Not all of the {sum(states.values())} runs finished ({listed(odd)}); what is not recorded is left out."]
+        if odd
+        else []
+    )
     out += [too_few(c)] if not c.judged else []
     return "".join(f'<p class="warning">{text(one)}</p>' for one in out)
 
@@ -83,17 +99,19 @@ def collapsed(spec: Spec) -> str:
     return f"{sum(known)} of {len(known)}" if known else NONE
 
 
-def verdict(c: Comparison, spec: Spec) -> tuple[str, str]:
+def verdict(c: Comparison, spec: Spec) -> tuple[str, list[str]]:
     """(the word, the numbers behind it), on the first metric of the table."""
     if spec.label == c.reference:
-        return "reference", ""
+        return "reference", []
     shown = columns(c)
     metric = shown[0][0] if shown else None
     word = c.verdict(spec.label, metric.name) if metric else None
-    if metric is None or word is None:
-        return NONE, ""
-    found = c.differences[spec.label, metric.name]
-    return word, ", ".join(part for part in (difference(found, metric), p_value(found.p_holm)) if part)
+    found = c.differences.get((spec.label, metric.name)) if metric else None
+    if found is not None and found.n < ENOUGH:
+        return "too few seeds", []
+    if metric is None or word is None or found is None:
+        return NONE, []
+    return word, [part for part in (difference(found, metric), p_value(found.p_holm)) if part]
 
 
 # -- the table ---------------------------------------------------------------------------------
@@ -104,10 +122,10 @@ def _headline(c: Comparison) -> str:
     heads = ["Spec", "Region", *(name for _, name in shown), "Collapsed", *(["Verdict"] if c.judged else [])]
     head = "".join(f'<th scope="col">{text(name)}</th>' for name in heads)
     rows = "".join(_row(c, spec, shown, heads) for spec in c.specs)
-    defined = [f"{name}: {_definition(metric)}" for metric, name in shown]
+    defined = [f"{name}: {definition(metric)}" for metric, name in shown]
     foot = "".join(f"<li>{text(one)}</li>" for one in defined)
     if c.judged and shown:
-        foot += f"<li>{text(f'Verdict: on {shown[0][0].title}, against {c.reference}, seed by seed; p corrected for the number of comparisons (Holm).')}</li>"
+        foot += f"<li>{text(f'Verdict: on {inside(shown[0][0].title)}, against {c.reference}, seed by seed; p corrected for the number of comparisons (Holm).')}</li>"
     intro = "Means over seeds, with 95 % intervals in brackets." if c.judged else "Means over the seeds that finished."
     told = _told(c)
     copy = '<button type="button" id="copy">Copy as Markdown</button>'
@@ -119,11 +137,6 @@ def _headline(c: Comparison) -> str:
         f'<section id="headline"><div class="bar-of-title"><h2>In short</h2>{copy}</div>'
         f'<p class="intro">{text(" ".join([*told, intro]))}</p>{table}<ul class="fine">{foot}</ul>{raw}</section>'
     )
-
-
-def _definition(metric: Metric) -> str:
-    better = {"higher": " Higher is better.", "lower": " Lower is better."}.get(metric.better or "", "")
-    return f"{metric.definition or metric.title}".rstrip(".") + "." + better
 
 
 def _told(c: Comparison) -> list[str]:
@@ -154,7 +167,7 @@ def _row(c: Comparison, spec: Spec, shown: Sequence[tuple[Metric, str]], heads: 
     cells.append(text(collapsed(spec)))
     if c.judged:
         word, why = verdict(c, spec)
-        sub = f'<span class="sub">{text(why)}</span>' if why else ""
+        sub = "".join(f'<span class="sub">{text(part)}</span>' for part in why)
         cells.append(f'<b class="verdict {word.split()[0] if why else ""}">{text(word)}</b>{sub}')
     body = "".join(f'<td data-label="{text(name)}">{cell}</td>' for name, cell in zip(heads[1:], cells, strict=True))
     return f'<tr class="{tone(spec.place)}"><th scope="row"{hover}><span class="who">{canvas.named(spec)}</span>{ran}{same}</th>{body}</tr>'
@@ -196,7 +209,7 @@ def markdown(c: Comparison) -> str:
         cells.append(collapsed(spec))
         if c.judged:
             word, why = verdict(c, spec)
-            cells.append(f"{word} ({why})" if why else word)
+            cells.append(f"{word} ({', '.join(why)})" if why else word)
         lines.append("| " + " | ".join([cells[0], *(_escaped(cell) for cell in cells[1:])]) + " |")
     if c.judged:
         lines += [

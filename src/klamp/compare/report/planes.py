@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from klamp.compare.report import canvas
-from klamp.compare.report.canvas import Frame, across
+from klamp.compare.report.canvas import Axis, Frame, across
 from klamp.compare.report.data import Comparison, Metric, Run, Spec
 from klamp.compare.report.words import shown
 from klamp.report.charts import number
@@ -22,7 +22,7 @@ def section(c: Comparison) -> str:
         return canvas.section("trade-off", "What it took", "No final accuracy was recorded.", "")
     kl = _measured(c, ("kl_mean", "mean_kl", "kl"), KL, whole_run=True)
     entropy = _measured(c, ("entropy_final", "final_entropy", "entropy"), ENTROPY, whole_run=False)
-    title = accuracy.title[:1].upper() + accuracy.title[1:]
+    title = accuracy.title
     up = "Higher" if accuracy.better != "lower" else "Lower"
     body = _plane(c, accuracy, kl, f"{title} against KL(old || new)",
                   f"{up} and further left is better: as much learned by smaller moves away from the policy that sampled.",
@@ -30,7 +30,7 @@ def section(c: Comparison) -> str:
     body += _plane(c, accuracy, entropy, f"{title} against entropy",
                    f"{up} is better; further left, less entropy is left to explore with.",
                    "final entropy, nats per token")  # fmt: skip
-    intro = "Small marks are single seeds, the big mark is their mean. Marks that overlap did not differ in these two numbers."
+    intro = "Small marks are single seeds, the big mark is their mean. Marks that overlap differ little in these two numbers."
     return canvas.section("trade-off", "What it took", intro, f'<div class="charts">{body}</div>')
 
 
@@ -58,29 +58,37 @@ def _plane(
         return canvas.nothing(title, caption)
     xs, ys = [x for _, x, _ in flat], [y for _, _, y in flat]
     log = min(xs) > 0 and canvas.uneven(xs)
-    x = canvas.logarithmic(xs) if log else canvas.linear(xs)
-    y = canvas.linear(ys, accuracy.share)
+    x = canvas.logarithmic(xs) if log else canvas.linear(canvas.inner(xs))
+    y = canvas.linear(canvas.inner(ys), accuracy.share)
     frame = Frame("plane")
     small, big = "", ""
     for spec, found in points.items():
         for run, one, other in found:
             tip = f"{spec.label}, seed {run.seed}: {shown(other, accuracy)} at {number(one)}"
-            place = across(x.at(one)), frame.y(y.at(other))
-            small += canvas.mark(
-                spec.place, *place, extra=f' fill-opacity=".45" stroke-opacity=".45" data-tip="{text(tip)}"'
-            )
+            small += _place(spec, x, y, frame, one, other, tip, "m" if len(found) > 1 else "b")
         if len(found) > 1:
-            middle = [math.fsum(point[k] for point in found) / len(found) for k in (1, 2)]
+            middle = [math.fsum(values) / len(found) for values in ([x for _, x, _ in found], [y for _, _, y in found])]
             tip = f"{spec.label}, mean of {len(found)} seeds: {shown(middle[1], accuracy)} at {number(middle[0])}"
-            big += canvas.mark(
-                spec.place, across(x.at(middle[0])), frame.y(y.at(middle[1])), "b", f' data-tip="{text(tip)}"'
-            )
+            big += _place(spec, x, y, frame, middle[0], middle[1], tip, "b")
+    far = sum(bool(x.beyond(one) or y.beyond(other)) for _, one, other in flat)
+    caption += f" Arrows: {'1 run lies' if far == 1 else f'{far} runs lie'} beyond the picture." if far else ""
     label = f"{title}; {len(flat)} runs, the numbers are in the table of all metrics"
     x_title += " (logarithmic)" if log else ""
     y_title = f"{accuracy.title}" + ("" if accuracy.share else f", {accuracy.unit}" if accuracy.unit else "")
     absent = [spec.label for spec, found in points.items() if not found]
     caption += f" Not recorded: {', '.join(absent)}." if absent else ""
     return canvas.figure(title, caption, frame.draw(x, y, small + big, label, x_title, y_title) + canvas.keys(c.drawn))
+
+
+def _place(spec: Spec, x: Axis, y: Axis, frame: Frame, one: float, other: float, tip: str, kind: str) -> str:
+    """A mark where it belongs; beyond the picture at its edge, with an arrow that points on."""
+    aside, up = x.beyond(one), y.beyond(other)
+    at, height = across(x.at(one)), frame.y(y.at(other))
+    faint = ' fill-opacity=".45" stroke-opacity=".45"' if kind == "m" else ""
+    extra = f'{faint} data-tip="{text(tip)}"'
+    if aside or up:
+        return canvas.far_mark(spec.place, at, height, kind, extra, aside, up)
+    return canvas.mark(spec.place, at, height, kind, extra)
 
 
 def _points(spec: Spec, accuracy: Metric, across_of: Callable[[Run], float | None]) -> list[Point]:

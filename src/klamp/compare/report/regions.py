@@ -57,11 +57,11 @@ def _row(spec: Spec, one: Region, x: Axis) -> str:
     high = None if one.high is None or math.log(one.high) > x.high else one.high
     left, right = (0.0 if low is None else x.at(low)), (1.0 if high is None else x.at(high))
     body = f'<line class="interval" x1="{across(left)}" x2="{across(right)}" y1="12" y2="12"/>'
-    for bound, place, sign in ((low, left, -1), (high, right, 1)):
+    for bound, end, turn in ((low, left, 180), (high, right, 0)):
         if bound is None:  # an arrow at the end of the picture
-            body += f'<svg class="here" x="{across(place)}" y="12"><path class="open" d="M{-7 * sign},-6L0,0L{-7 * sign},6"/></svg>'
+            body += canvas.arrow(across(end), 12, turn)
         else:
-            body += f'<line class="whisker" x1="{across(place)}" x2="{across(place)}" y1="5" y2="19"/>'
+            body += f'<line class="whisker" x1="{across(end)}" x2="{across(end)}" y1="5" y2="19"/>'
     middle = (left + right) / 2
     body += canvas.mark(spec.place, across(middle), 12, "b")
     said = region(one) + (f" \N{MIDDLE DOT} {place}" if (place := coordinates(one)) else "")
@@ -95,7 +95,7 @@ def _family(c: Comparison, placed: list[tuple[Spec, Region]]) -> str:
     tilt = [a for _, a, _ in found]
     edge = min(-4.0, *tilt), max(4.0, *tilt)
     near = [one for one in known if reach[0] <= one[1] <= reach[1] and 2 * edge[0] <= one[0] <= 2 * edge[1]]
-    x = canvas.logarithmic([*spread, *(radius for _, radius, _ in near)])
+    x = canvas.logarithmic([*spread, *(radius for _, radius, _ in near)], least=0.0)
     y = canvas.bowed([*tilt, *(a for a, _, _ in near)])
     frame = Frame("plane")
     body = ""

@@ -10,7 +10,7 @@ from klamp.compare.report import canvas
 from klamp.compare.report.canvas import tone
 from klamp.compare.report.data import ENOUGH, Comparison, Metric, Spec, words
 from klamp.compare.report.forest import needed, ordered
-from klamp.compare.report.words import NONE, difference, interval, mean, p_value, shown
+from klamp.compare.report.words import NONE, definition, difference, interval, p_value, plain, shown
 from klamp.report.charts import number
 from klamp.report.page import text
 
@@ -23,15 +23,14 @@ def collapses(c: Comparison) -> str:
     rows = []
     for spec in c.drawn:
         known = [run.collapsed for run in spec.runs if run.collapsed is not None]
-        dots = "".join(
-            f'<span class="{signs[run.collapsed][0]}" data-tip="{text(f"{spec.label}, seed {run.seed}: {signs[run.collapsed][0]}")}">'
-            f"{signs[run.collapsed][1]}</span>"
-            for run in spec.runs
-        )
-        count = f"{sum(known)} of {len(known)} collapsed" if known else "not recorded"
+        dots = ""
+        for run in spec.runs:
+            kind, sign = signs[run.collapsed]
+            dots += f'<span class="{kind}" data-tip="{text(f"{spec.label}, seed {run.seed}: {kind}")}">{sign}</span>'
+        count = f"{sum(known)} of {len(known)}" if known else "not recorded"
         rows.append(
-            f'<div class="row series {tone(spec.place)}" data-s="{spec.place}"><p class="who">{canvas.named(spec)}</p>'
-            f'<p class="what">{count}</p><p class="seeds">{dots}</p></div>'
+            f'<div class="row brief series {tone(spec.place)}" data-s="{spec.place}"><p class="who">{canvas.named(spec)}</p>'
+            f'<p class="seeds">{dots}</p><p class="what">{count}</p></div>'
         )
     caption = "A cross is a seed that collapsed, a dot one that held; ? is a run of which that is not known."
     return canvas.figure("Collapsed seeds", caption, f'<div class="rows">{"".join(rows)}</div>')
@@ -39,70 +38,89 @@ def collapses(c: Comparison) -> str:
 
 def metrics(c: Comparison) -> str:
     """One table: a line with the definition of each metric, then a row for each spec."""
-    heads = ["Spec", "n", "Mean", "IQM", "Lowest", "Highest"]
-    heads += (
-        ["Difference", "p", "p (Holm)", "p (sign)", "Better / worse / same", "P(better)", "Verdict", "Seeds to see it"]
-        if c.judged
-        else []
-    )
+    heads = ["Spec", "n", "Mean", "IQM", "Lowest", "Highest", *_tests(c)]
     groups, count = [], 0
     for metric in ordered(c):
         rows = [row for spec in c.specs if (row := _metric_row(c, spec, metric))]
         count += len(rows)
-        better = {"higher": "; higher is better", "lower": "; lower is better"}.get(metric.better or "", "")
         unit = f", {metric.unit}" if metric.unit else ""
-        about = f"<b>{text(metric.title)}</b>{text(unit + better)}. {text(metric.definition)} <code>{text(metric.name)}</code>"
+        about = f"<b>{text(metric.title)}</b>{text(unit)}. {text(definition(metric))} <code>{text(metric.name)}</code>"
         empty = f'<tr><td colspan="{len(heads)}">not recorded</td></tr>'
-        groups.append(
-            f'<tbody><tr class="about"><th colspan="{len(heads)}" scope="rowgroup"><div>{about}</div></th></tr>{"".join(rows) or empty}</tbody>'
-        )
+        head = f'<tr class="about"><th colspan="{len(heads)}" scope="rowgroup"><div>{about}</div></th></tr>'
+        groups.append(f"<tbody>{head}{''.join(rows) or empty}</tbody>")
     if not groups:
         return canvas.section("metrics", "All metrics", "No metrics were recorded.", "")
-    intro = "Every number of the page, with what it means. "
+    intro = "Every number of the page, with what it means."
     if c.judged:
         intro += (
-            "In brackets: 95 % intervals (Student's t over seeds). IQM: the mean of the middle half of the seeds. Differences are "
+            " In brackets: 95 % intervals (Student's t over seeds). IQM: the mean of the middle half of the seeds. Differences are "
             "paired by seed. P(better): how often the spec was ahead of the reference, a tie counting half. Seeds to see it: "
             "about how many would show a difference of this size, where these did not."
         )
+    if _crossed(c):
+        intro += " Over seeds and questions: the interval that also counts which questions were held out."
     return canvas.section(
         "metrics", "All metrics", intro, _folded("table of all metrics", _table(heads, "".join(groups)), count)
     )
+
+
+def _tests(c: Comparison) -> list[str]:
+    """The columns that compare; none where there are too few seeds."""
+    if not c.judged:
+        return []
+    heads = [
+        "Difference",
+        "p",
+        "p (Holm)",
+        "p (sign)",
+        "Better / worse / same",
+        "P(better)",
+        "Verdict",
+        "Seeds to see it",
+    ]
+    return [*heads, "Over seeds and questions"] if _crossed(c) else heads
 
 
 def _metric_row(c: Comparison, spec: Spec, metric: Metric) -> str:
     one, found = c.summaries.get((spec.label, metric.name)), c.differences.get((spec.label, metric.name))
     if (one is None or one.mean is None) and found is None:
         return ""
-    cells = (
-        [str(one.n), mean(one, metric), *(shown(v, metric) for v in (one.iqm, one.least, one.most))]
-        if one
-        else [NONE] * 5
-    )
-    if c.judged:
-        if found is None or found.n < ENOUGH:
-            cells += ["reference" if spec.label == c.reference else NONE, *[NONE] * 7]
-        else:
-            counts = [found.better, found.worse, found.same]
-            cells += [
-                difference(found, metric),
-                *(p_value(p, "").removeprefix(" = ").strip() for p in (found.p, found.p_holm, found.sign_p)),
-            ]
-            cells.append(" / ".join(NONE if count is None else str(count) for count in counts))
-            cells.append(NONE if found.improvement is None else number(found.improvement))
-            cells += [c.verdict(spec.label, metric.name) or NONE, needed(found)]
+    cells = [NONE] * 5
+    if one is not None:
+        values = [NONE if value is None else plain(value, metric) for value in (one.mean, one.iqm, one.least, one.most)]
+        cells = [str(one.n), f"{values[0]} {interval(one.low, one.high, metric)}", *values[1:]]
+    if c.judged and (found is None or found.n < ENOUGH):
+        cells += ["reference" if spec.label == c.reference else NONE, *[NONE] * (len(_tests(c)) - 1)]
+    elif c.judged and found is not None:
+        ps = [p_value(p, "").removeprefix(" = ").strip() or NONE for p in (found.p, found.p_holm, found.sign_p)]
+        counts = [NONE if count is None else str(count) for count in (found.better, found.worse, found.same)]
+        ahead = NONE if found.improvement is None else number(found.improvement)
+        cells += [difference(found, metric, unit=False), *ps, " / ".join(counts), ahead]
+        cells += [c.verdict(spec.label, metric.name) or NONE, needed(found) or NONE]
+        if _crossed(c):
+            low, high = found.crossed or (None, None)
+            cells.append(interval(low, high, metric) or NONE)
     body = "".join(f"<td>{text(cell)}</td>" for cell in cells)
     return f'<tr><th scope="row"><span class="who">{canvas.named(spec)}</span></th>{body}</tr>'
 
 
+def _crossed(c: Comparison) -> bool:
+    return any(one.crossed for one in c.differences.values())
+
+
 def runs(c: Comparison) -> str:
-    final = [metric for metric in ordered(c)[:2]]
+    final = ordered(c)[:2]
     heads = ["Spec", "Seed", "Status", "Collapsed", *(metric.title for metric in final), "Directory"]
     rows = []
     for spec in c.specs:
         for run in spec.runs:
             known = {True: "yes", False: "no", None: NONE}[run.collapsed]
-            cells = [run.seed, run.status, known, *(shown(run.metrics.get(metric.name), metric) for metric in final)]
+            cells = [
+                run.seed or NONE,
+                f"{run.status}: {run.why}" if run.why else run.status,
+                known,
+                *(shown(run.metrics.get(metric.name), metric) for metric in final),
+            ]
             body = (
                 "".join(f"<td>{text(cell)}</td>" for cell in cells)
                 + f"<td><code>{text(run.directory or NONE)}</code></td>"
@@ -120,12 +138,11 @@ def runs(c: Comparison) -> str:
 def manifest(c: Comparison) -> str:
     m = c.manifest
     command = m.get("command")
-    versions, settings = (m.get(name) if isinstance(m.get(name), Mapping) else {} for name in ("versions", "settings"))
     facts: list[tuple[str, Any]] = [
         ("Klamp", c.facts.get("klamp")), ("Schema", c.facts.get("schema")), ("Task", c.facts.get("task")), ("Model", c.facts.get("model")),
         ("Base", c.facts.get("base")), ("Calibrated", c.facts.get("calibrated")), ("Seeds", ", ".join(c.seeds) or None),
         ("Steps", c.facts.get("steps")), ("Started", m.get("started")), ("Finished", m.get("finished") or "not finished"),
-        ("Git commit", m.get("git_commit")), ("Settings", _pairs(settings)), ("Versions", _pairs(versions)),
+        ("Git commit", m.get("git_commit")), ("Settings", _pairs(m.get("settings"))), ("Versions", _pairs(m.get("versions"))),
         ("Command", shlex.join(map(words, command)) if isinstance(command, (list, tuple)) and command else command),
     ]  # fmt: skip
     rows = "".join(
@@ -158,6 +175,3 @@ def _table(heads: Sequence[str], body: str) -> str:
 
 def _folded(name: str, table: str, rows: int) -> str:
     return f"<details{' open' if rows <= FEW else ''}><summary>{name[:1].upper()}{name[1:]}, {rows} rows</summary>{table}</details>"
-
-
-__all__ = ["collapses", "interval", "manifest", "metrics", "notes", "runs"]

@@ -16,7 +16,11 @@ def plain(value: float, metric: Metric) -> str:
 
 
 def fixed(value: float) -> str:
-    return f"{value:.1f}".replace("-", MINUS) if abs(value) >= 0.095 or value == 0 else number(value)
+    return (
+        f"{value:.{1 if abs(value) >= 0.05 or value == 0 else 2}f}".replace("-", MINUS)
+        if abs(value) >= 0.005 or value == 0
+        else number(value)
+    )
 
 
 def shown(value: float | None, metric: Metric) -> str:
@@ -46,17 +50,20 @@ def unit_of_difference(metric: Metric) -> str:
     return "points" if metric.share else metric.unit
 
 
-def difference(found: Difference, metric: Metric) -> str:
+def difference(found: Difference, metric: Metric, unit: bool = True) -> str:
     """The mean difference, with its interval where there is one."""
     if found.mean is None:
         return NONE
-    ends = (
-        f" [{signed(found.low, metric)}, {signed(found.high, metric)}]"
-        if found.low is not None and found.high is not None
-        else ""
-    )
-    unit = unit_of_difference(metric)
-    return f"{signed(found.mean, metric)}{ends}{f' {unit}' if unit not in ('', 'count', 'norm') else ''}"
+    both = found.low is not None and found.high is not None
+    ends = f" [{', '.join(signed(end, metric) for end in (found.low, found.high) if end is not None)}]" if both else ""
+    name = unit_of_difference(metric)
+    return f"{signed(found.mean, metric)}{ends}{f' {name}' if unit and name not in ('', 'count', 'norm') else ''}"
+
+
+def definition(metric: Metric) -> str:
+    """What a metric is, in a sentence or two, and which side is better."""
+    better = {"higher": " Higher is better.", "lower": " Lower is better."}.get(metric.better or "", "")
+    return f"{metric.definition or metric.title}".rstrip(".") + "." + better
 
 
 def p_value(value: float | None, name: str = "p") -> str:
@@ -69,11 +76,16 @@ def p_value(value: float | None, name: str = "p") -> str:
 def region(found: Region | None) -> str:
     if found is None or (found.low is None and found.high is None):
         return "no interval"
-    low = None if found.low is None or found.low <= 0 else f"{found.low:.4g}"
-    high = None if found.high is None else f"{found.high:.4g}"
+    low = None if found.low is None or found.low <= 0 else ratio(found.low)
+    high = None if found.high is None else ratio(found.high)
     if low is None or high is None:
         return f"at least {low}" if high is None else f"at most {high}"
     return f"{low} to {high}"
+
+
+def ratio(value: float) -> str:
+    """Four digits; near 1 four digits of the distance from it, which is what a clip sets."""
+    return f"{value:.4g}" if abs(value - 1) >= 0.01 else f"{value:.6g}" if abs(value - 1) >= 1e-4 else f"{value:.9g}"
 
 
 def coordinates(found: Region | None) -> str:
@@ -84,6 +96,11 @@ def coordinates(found: Region | None) -> str:
 
 def seeds(count: int) -> str:
     return "1 seed" if count == 1 else f"{count} seeds"
+
+
+def inside(title: str) -> str:
+    """A title inside a sentence: without its capital, unless it begins with a symbol."""
+    return title[:1].lower() + title[1:] if title[1:2].islower() else title
 
 
 def listed(names: list[str]) -> str:

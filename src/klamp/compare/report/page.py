@@ -23,7 +23,7 @@ from klamp.report.page import BASE, document, text
 
 LEARNING = (
     Chart("eval/accuracy_sampled", "Held-out accuracy, sampled",
-          "Higher and earlier is better: problems kept out of training, answered by sampling.", "share of problems", True),
+          "Higher and earlier is better: problems kept out of training, answered by sampling.", "share of problems", True, "tall"),
     Chart("eval/accuracy_greedy", "Held-out accuracy, greedy",
           "Higher and earlier is better: the same problems, answered by always taking the likeliest token.", "share of problems", True),
     Chart("train/reward_mean", "Reward", "What training sees: the mean reward of the answers sampled for each step.", "reward"),
@@ -103,11 +103,12 @@ def _bar(c: Comparison) -> str:
         f'{canvas.swatch(spec.place, line=True)}<span class="name">{text(spec.label)}</span></button>'
         for spec in c.drawn
     )
-    detail = "true" if len(c.drawn) <= 4 else "false"
+    detail = "true" if len(c.drawn) <= canvas.FEW else "false"
     extra = "".join(
         f'<button type="button" class="view" data-view="{name}" aria-pressed="{detail}">{label}</button>'
         for name, label in (("range", "Range"), ("seeds", "Seeds"))
     )
+    extra = extra if len(c.seeds) > 1 else ""
     views = f'<div class="views" role="group" aria-label="What curves show">{extra}<button type="button" class="view" id="all">All specs</button></div>'
     return (
         f'<nav class="legend-bar" aria-label="Specs to show"><div class="chips" role="group">{chips}</div>{views}</nav>'
