@@ -42,7 +42,7 @@ class Calibrated:
 
     ``spec`` parses back from its text; it is the given one where ``note`` says why nothing was changed. ``factor``
     multiplied the radius (both radii of two; of ratio bounds, their logarithms), ``radius_before`` and ``radius_after``
-    are numbers where the guard has one radius. ``reference``, ``before`` and ``after``: the rule's quantity of the
+    are numbers where the guard has one radius, or a budget. ``reference``, ``before`` and ``after``: the rule's quantity of the
     reference, of the spec as it was, and of ``spec``; None where it has none.
     """
 
@@ -299,16 +299,17 @@ def _removed(spec: Spec, batches: Sequence[Batch]) -> tuple[int, int]:
     from klamp.objective import Objective
     from klamp.survey import Moment, judge, signal
 
-    objective = Objective(spec, diagnostics=False)
+    alone = Spec(spec.guards)  # no mean, no weights: neither has a say
+    objective = Objective(alone, diagnostics=False)
     state = objective.init()
     removed = active = 0
     for batch in batches:
-        spec.require(batch.offers, "a batch")
+        alone.require(batch.offers, "a batch")
         moment = Moment(objective.stats(batch, state), state)
         advantages = signal(batch)
         live = batch.mask & (advantages != 0)
         cut = torch.zeros_like(batch.mask)
-        for index, guard in enumerate(spec.guards):
+        for index, guard in enumerate(alone.guards):
             found = judge(f"guard {index}", guard, batch, advantages, moment).cuts.expand(batch.shape) & batch.mask
             cut |= batch.sequence_sum(found) > 0 if guard.action == "drop_row" else found
         removed, active = removed + int((cut & live).sum()), active + int(live.sum())

@@ -94,7 +94,7 @@ def add_parser(verbs: Any) -> None:
     add("--base", metavar="SPEC", help="where aggregate and penalties of all runs come from (default: grpo)")
     add("--whole", action="store_true", default=None, help="compare complete methods, each with its own aggregate and penalties")  # fmt: skip
     add("--calibrate", metavar="HOW",
-        help="change the radii so that all regions have the reference's upper or lower bound, log_width, worst_tv, or share of the gradient removed in the first rollouts")  # fmt: skip
+        help="change the radii so that all regions have the reference's upper or lower bound, log_width, worst_tv, or removed: the share of tokens cut in the first steps")  # fmt: skip
     add("--reference", metavar="SPEC", help="the one that differences are taken from (default: the first)")
     add("--threshold", type=float, metavar="ACC", help="held-out accuracy of steps_to_threshold (default: midway between the start and the best final mean)")  # fmt: skip
     add("--jobs", type=int, metavar="J", help="runs at a time (default: one per core for an embedded model, else 1)")

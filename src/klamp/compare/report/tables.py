@@ -10,7 +10,7 @@ from klamp.compare.report import canvas
 from klamp.compare.report.canvas import tone
 from klamp.compare.report.data import ENOUGH, Comparison, Metric, Spec, words
 from klamp.compare.report.forest import needed, ordered
-from klamp.compare.report.words import NONE, definition, difference, interval, p_value, plain, shown
+from klamp.compare.report.words import HARD, NONE, definition, difference, interval, p_value, plain, shown
 from klamp.report.charts import number
 from klamp.report.page import text
 
@@ -43,7 +43,7 @@ def metrics(c: Comparison) -> str:
     for metric in ordered(c):
         rows = [row for spec in c.specs if (row := _metric_row(c, spec, metric))]
         count += len(rows)
-        unit = f", {metric.unit}" if metric.unit else ""
+        unit = ", %" if metric.share else f", {metric.unit}" if metric.unit else ""
         about = f"<b>{text(metric.title)}</b>{text(unit)}. {text(definition(metric))} <code>{text(metric.name)}</code>"
         empty = f'<tr><td colspan="{len(heads)}">not recorded</td></tr>'
         head = f'<tr class="about"><th colspan="{len(heads)}" scope="rowgroup"><div>{about}</div></th></tr>'
@@ -92,7 +92,9 @@ def _metric_row(c: Comparison, spec: Spec, metric: Metric) -> str:
     if c.judged and (found is None or found.n < ENOUGH):
         cells += ["reference" if spec.label == c.reference else NONE, *[NONE] * (len(_tests(c)) - 1)]
     elif c.judged and found is not None:
-        ps = [p_value(p, "").removeprefix(" = ").strip() or NONE for p in (found.p, found.p_holm, found.sign_p)]
+        ps = [
+            p_value(p, "").removeprefix(f"{HARD}={HARD}").strip() or NONE for p in (found.p, found.p_holm, found.sign_p)
+        ]
         counts = [NONE if count is None else str(count) for count in (found.better, found.worse, found.same)]
         ahead = NONE if found.improvement is None else number(found.improvement)
         cells += [difference(found, metric, unit=False), *ps, " / ".join(counts), ahead]
@@ -140,7 +142,7 @@ def manifest(c: Comparison) -> str:
     command = m.get("command")
     facts: list[tuple[str, Any]] = [
         ("Klamp", c.facts.get("klamp")), ("Schema", c.facts.get("schema")), ("Task", c.facts.get("task")), ("Model", c.facts.get("model")),
-        ("Base", c.facts.get("base")), ("Calibrated", c.facts.get("calibrated")), ("Seeds", ", ".join(c.seeds) or None),
+        ("Base", c.facts.get("base") or "none: the specs ran whole"), ("Calibrated", c.facts.get("calibrated") or "no"), ("Seeds", ", ".join(c.seeds) or None),
         ("Steps", c.facts.get("steps")), ("Started", m.get("started")), ("Finished", m.get("finished") or "not finished"),
         ("Git commit", m.get("git_commit")), ("Settings", _pairs(m.get("settings"))), ("Versions", _pairs(m.get("versions"))),
         ("Command", shlex.join(map(words, command)) if isinstance(command, (list, tuple)) and command else command),

@@ -7,6 +7,7 @@ from klamp.report.charts import number
 
 MINUS = "\N{MINUS SIGN}"
 NONE = "\N{EN DASH}"
+HARD = "\N{NO-BREAK SPACE}"
 UNITS = {"share": "", "count": "", "norm": "", "": ""}  # units that are not written after a number
 
 
@@ -70,7 +71,7 @@ def p_value(value: float | None, name: str = "p") -> str:
     """Two digits, and no more precision than a test of a few seeds has."""
     if value is None:
         return ""
-    return f"{name} < 0.001" if value < 0.001 else f"{name} = {value:.2g}"
+    return f"{name}{HARD}<{HARD}0.001" if value < 0.001 else f"{name}{HARD}={HARD}{value:.2g}"
 
 
 def region(found: Region | None) -> str:
