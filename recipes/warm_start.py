@@ -81,7 +81,9 @@ def train(
             group["lr"] = peak * min((step + 1) / 20, 1.0)
         rows = list(islice(problems, batch))
         first = len(rows[0]["prompt"])  # of the answer; all prompts of a task are as long
-        tokens = tokenizer([f"{row['prompt']}{row['answer']}{SPECIAL['eos_token']}" for row in rows], return_tensors="pt").input_ids
+        tokens = tokenizer(
+            [f"{row['prompt']}{row['answer']}{SPECIAL['eos_token']}" for row in rows], return_tensors="pt"
+        ).input_ids
         logits = model(input_ids=tokens).logits[:, first - 1 : -1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, first:].flatten())
         loss.backward()  # type: ignore[no-untyped-call]

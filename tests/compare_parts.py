@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def main(words: list[str]) -> int:
     0-9 finish; 10 ends in an error after a step; 11 cannot start; 12 is killed at its first start, and can be resumed; 13
     is killed at every start; 14 waits to be interrupted, and can be resumed.
     """
-    given = dict(zip(words, words[1:], strict=False))
+    given = dict(pairwise(words))
     resumed = "--resume" in given
     directory = Path(given["--resume"] if resumed else given["--out"])
     seed = int(directory.name.removeprefix("seed-"))

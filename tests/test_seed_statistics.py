@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import subprocess
 import sys
+import warnings
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
@@ -293,22 +296,30 @@ def test_seeds_needed_is_the_known_table(ratio: float, power: float, n: int) -> 
     assert seeds_needed(-3.0 * ratio, 3.0, power) == n
 
 
-@given(st.floats(0.15, 50.0), st.floats(0.5, 0.99), st.sampled_from([0.9, 0.95, 0.99]))
+def chance(n: int, ratio: float, level: float) -> float:
+    """The power of a paired t-test by an integral over the deviation."""
+    bound, df = stats.t.ppf((1 + level) / 2, n - 1), n - 1
+
+    def given_deviation(s: float) -> float:
+        both = stats.norm.sf(bound * s - ratio * n**0.5) + stats.norm.cdf(-bound * s - ratio * n**0.5)
+        return float(both * stats.chi.pdf(s * df**0.5, df) * df**0.5)
+
+    return float(integrate.quad(given_deviation, 0.0, 1 + 12 / df**0.5, limit=200)[0])
+
+
+@settings(max_examples=40)
+@given(st.floats(0.15, 50.0), st.floats(0.11, 0.99), st.sampled_from([0.9, 0.95, 0.99]))
 def test_seeds_needed_is_the_least(ratio: float, power: float, level: float) -> None:
-    """Power by an integral over the deviation: enough at n, not at n - 1."""
-
-    def chance(n: int) -> float:
-        bound, df = stats.t.ppf((1 + level) / 2, n - 1), n - 1
-
-        def given_deviation(s: float) -> float:
-            both = stats.norm.sf(bound * s - ratio * n**0.5) + stats.norm.cdf(-bound * s - ratio * n**0.5)
-            return float(both * stats.chi.pdf(s * df**0.5, df) * df**0.5)
-
-        return float(integrate.quad(given_deviation, 0.0, 1 + 12 / df**0.5, limit=200)[0])
-
+    """Enough at n, not at n - 1."""
     n = seeds_needed(ratio, 1.0, power, level)
-    assert chance(n) >= power - 1e-6
-    assert n == 3 or chance(n - 1) < power + 1e-6
+    assert chance(n, ratio, level) >= power - 1e-6
+    assert n == 3 or chance(n - 1, ratio, level) < power + 1e-6
+
+
+@pytest.mark.parametrize(("n", "power", "level"), [(3, 0.06, 0.95), (20, 0.08, 0.95), (5, 0.6, 0.5), (8, 0.9, 0.99)])
+def test_detectable_has_that_power(n: int, power: float, level: float) -> None:
+    """At little power the far side counts: to find a difference with the wrong sign is a rejection too."""
+    assert chance(n, detectable(n, 2.0, power, level) / 2.0, level) == pytest.approx(power, abs=1e-7)
 
 
 @given(st.integers(3, 400), st.floats(0.1, 0.99), st.floats(0.01, 100.0))
@@ -320,8 +331,10 @@ def test_detectable_is_seeds_needed_inverted(n: int, power: float, deviation: fl
 
 
 def test_seeds_needed_at_the_ends() -> None:
-    assert seeds_needed(1e9, 1.0) == 3  # with fewer there is no test
-    assert seeds_needed(1e200, 1e-100) == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert seeds_needed(1e11, 1.0) == seeds_needed(1e200, 1e-200) == 3  # with fewer there is no test
+    assert seeds_needed(3.75, 1.0, 0.5, 0.99) == 4  # where SciPy's cdf of the far side is NaN
     assert seeds_needed(1e-4, 1.0) == pytest.approx((1.959964 + 0.841621) ** 2 * 1e8, rel=1e-4)
     with pytest.raises(klamp.UserError, match="more than"):
         seeds_needed(1e-9, 1.0)
@@ -334,6 +347,17 @@ def test_seeds_needed_at_the_ends() -> None:
             seeds_needed(effect, deviation, power, level)
     with pytest.raises(klamp.UserError, match="needs 3 pairs"):
         detectable(2, 1.0)
+    with pytest.raises(klamp.UserError, match=r"above 0\.9999"):
+        detectable(3, 1.0, level=0.99999)
+    assert detectable(3, 1.0, power=0.999999, level=0.9999) > detectable(3, 1.0, level=0.9999) > 50.0
+
+
+def test_the_page_says_what_is_computed() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "compare-statistics.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    assert [int(n) for n, _ in rows] == [3, 5, 6, 8, 10, 20, 40]
+    for n, ratio in rows:
+        assert f"{detectable(int(n), 1.0):.2f}" == ratio
 
 
 # --- seeds and questions --------------------------------------------------------------------------------------
@@ -457,6 +481,8 @@ def test_what_has_no_statistic_is_refused() -> None:
         paired_seeds([1.0], [2.0], method="percentile")
     with pytest.raises(klamp.UserError, match="2 to 3 questions"):
         crossed([[1.0, 2.0], [1.0, 2.0, 3.0]])
+    with pytest.raises(klamp.UserError, match="level"):
+        crossed([[1.0, 2.0], [1.0, 3.0]], level=0.0)
     with pytest.raises(klamp.UserError, match="is None"):
         crossed([[1.0, none], [1.0, 2.0]])
     with pytest.raises(klamp.UserError, match="no value"):

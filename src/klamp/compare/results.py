@@ -278,7 +278,7 @@ def _notes(plan: Plan, found: Mapping[str, Mapping[int, tuple[Row, Outcome | Non
     if failed:
         notes.append(f"ended in an error, which counts as a collapse: {'; '.join(failed)}.")
     if len(plan.seeds) < LEAST:
-        notes.append(f"{len(plan.seeds)} seeds: nothing is ranked with fewer than {LEAST}.")
+        notes.append(f"nothing is ranked with fewer than {LEAST} seeds.")
     if any(one is not None and one.collapsed for runs in found.values() for _, one in runs.values()):
         notes.append("some runs collapsed: then every interval covers less than it says; read the counts and the sign test.")  # fmt: skip
     notes += [f"{e.label} is the same constraint as {e.same_as}, and runs its text." for e in plan.entries if e.same_as]

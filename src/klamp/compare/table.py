@@ -14,19 +14,19 @@ Row = dict[str, Any]
 def text(found: Row) -> str:
     """For a terminal."""
     lines = [*_aligned(means(found)), ""]
-    if len(found["seeds"]) < 3:
-        return "\n".join([*lines, f"{len(found['seeds'])} seeds: nothing is ranked with fewer than 3"])
     for metric in JUDGED:
         rows = differences(found, metric)
         if len(rows) > 1:
             lines += [*_aligned(rows), ""]
+    if len(lines) == 1 + len(found["specs"]) + 1:
+        lines.append("nothing is ranked with fewer than 3 seeds")
     return "\n".join(lines + [f"note: {note}" for note in found["notes"]])
 
 
-def means(found: Row) -> list[list[str]]:
+def means(found: Row, metrics: Sequence[str] = SHOWN) -> list[list[str]]:
     """Spec, then each metric that is there: mean and half the width of its interval; collapsed of all runs."""
     by = {(row["label"], row["metric"]): row for row in found["summary"]}
-    shown = [name for name in SHOWN if name in found["metrics"]]
+    shown = [name for name in metrics if name in found["metrics"]]
     head = ["spec", *(found["metrics"][name]["title"] for name in shown), "collapsed"]
     table = [head]
     for spec in found["specs"]:
@@ -40,7 +40,7 @@ def means(found: Row) -> list[list[str]]:
 
 
 def differences(found: Row, metric: str) -> list[list[str]]:
-    """Paired differences to the reference in one metric."""
+    """Paired differences to the reference in one metric; none of fewer than three seeds, which rank nothing."""
     if metric not in found["metrics"]:
         return []
     facts = found["metrics"][metric]
@@ -48,7 +48,7 @@ def differences(found: Row, metric: str) -> list[list[str]]:
         [f"{facts['title']}, minus {found['reference']}", "difference", "95 %", "p (Holm)", "better/worse", "verdict"]
     ]
     for row in found["differences"]:
-        if row["metric"] == metric:
+        if row["metric"] == metric and row["verdict"] != "too few seeds":
             unit = facts["unit"]
             interval = "-" if row["low"] is None else f"[{signed(row['low'], unit)}, {signed(row['high'], unit)}]"
             p = "-" if row["p_holm"] is None else f"{row['p_holm']:.2g}"

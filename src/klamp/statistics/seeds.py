@@ -4,7 +4,7 @@ The unit is the seed, one training run with its data order, and results of two m
 
 Collapses. Every interval here is about a mean, and none covers where some seeds collapse: the few seeds of an experiment
 often hold no collapse at all, and then nothing in the data tells that the mean lies lower. Where 1 seed in 10 collapses,
-``mean_interval`` of 10 seeds holds the mean about 72 times in 100, not 95 (docs/compare-statistics.md,
+``mean_interval`` of 10 seeds holds the mean about 71 times in 100, not 95 (docs/compare-statistics.md,
 benchmarks/coverage.py). Count collapses beside the interval; do not leave collapsed seeds out.
 """
 
@@ -27,6 +27,8 @@ METHODS = ("auto", "student", "bca")
 EQUAL = 1e-12  # relative to the values: less is rounding
 POWER = 0.8
 MOST = 2**40  # pairs; who needs more has no effect to find
+FAR = 1e4  # noncentrality: the power is 1, and above it SciPy's series need not converge
+SUREST = 0.9999  # level of a plan, for the same reason
 
 
 def _plain(record: Any) -> dict[str, Any]:
@@ -248,8 +250,8 @@ def seeds_needed(effect: float, deviation: float, power: float = POWER, level: f
     The smallest n >= LEAST with P(|T| > t_{n-1}) >= power, T noncentral t with n - 1 degrees of freedom and noncentrality
     effect sqrt(n) / deviation; deviation is that of the differences. Cohen 1988, Statistical Power Analysis for the
     Behavioral Sciences, 2. For Gaussian differences; a deviation taken from few seeds makes n uncertain. Raises UserError
-    for an effect of 0, a deviation that is not above 0, power outside (1 - level, 1), a level outside (0, 1), and where
-    no number of pairs within reason is enough.
+    for an effect of 0, a deviation that is not above 0, power outside (1 - level, 1), a level outside (0, SUREST], and
+    where no number of pairs within reason is enough.
     """
     _check_planning(deviation, power, level)
     if not (math.isfinite(effect) and effect != 0.0):
@@ -289,10 +291,9 @@ def _power(n: int, ratio: float, level: float) -> float:
     from scipy import stats
 
     bound = float(stats.t.ppf((1.0 + level) / 2.0, n - 1))
-    away = ratio * math.sqrt(n)
-    found = float(stats.nct.sf(bound, n - 1, away))
-    # the far side is below Phi(-away), which is nothing from 8 on, where SciPy's cdf can be NaN
-    return found + (float(stats.nct.cdf(-bound, n - 1, away)) if away < 8.0 else 0.0)
+    away = min(ratio * math.sqrt(n), FAR)
+    # the survival function on both sides: SciPy's cdf of the far side is NaN from away = 4.9 on
+    return float(stats.nct.sf(bound, n - 1, away)) + float(stats.nct.sf(bound, n - 1, -away))
 
 
 # --- seeds and questions --------------------------------------------------------------------------------------
@@ -401,6 +402,8 @@ def _check_share(name: str, value: float) -> None:
 
 def _check_planning(deviation: float, power: float, level: float) -> None:
     _check_share("level", level)
+    if level > SUREST:
+        raise UserError(f"level={level!r} is above {SUREST}, the highest that is planned for")
     if not 0.0 < deviation < math.inf:
         raise UserError(f"deviation={deviation!r} must be a finite number above 0")
     if not 1.0 - level < power < 1.0:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from klamp.compare.report import canvas, curves
 from klamp.compare.report.canvas import Axis, Frame, across, tone
 from klamp.compare.report.data import Anatomy, Comparison, Spec
-from klamp.compare.report.words import fixed
+from klamp.compare.report.words import fixed, listed
 from klamp.report.charts import number
 from klamp.report.page import text
 
@@ -32,11 +32,14 @@ def section(c: Comparison) -> str:
         [share for _, whole in found for side in (whole.low, whole.high) for share in _shares(side, whole.tokens)]
         + [1e-4]
     )
-    panels = "".join(_panel(spec, whole, reach) for spec, whole in found)
-    rest = f'<p class="aside">Not recorded: {text(", ".join(absent))}.</p>' if absent else ""
+    cutting = [(spec, whole) for spec, whole in found if removed(whole) > 0]
+    panels = "".join(_panel(spec, whole, reach) for spec, whole in cutting)
+    idle = [f"{spec.label} (of {math.fsum(whole.tokens):,.0f} tokens)" for spec, whole in found if removed(whole) <= 0]
+    rest = f'<p class="aside">Nothing was removed by {text(listed(idle))}.</p>' if idle else ""
+    rest += f'<p class="aside">Not recorded: {text(", ".join(absent))}.</p>' if absent else ""
     rest += '<p class="aside">The panels have different bins.</p>' if len(edges) > 1 else ""
     legend = '<p class="sides"><span><i class="high"></i>high side</span><span><i class="low"></i>low side</span></p>'
-    signs = _signs(found)
+    signs = _signs(cutting)
     return canvas.section(
         "anatomy",
         "What was cut",
@@ -65,13 +68,17 @@ def total(spec: Spec) -> Anatomy | None:
     )  # fmt: skip
 
 
+def removed(whole: Anatomy) -> float:
+    return math.fsum([*whole.low, *whole.high])
+
+
 def _shares(side: Sequence[float], tokens: Sequence[float]) -> list[float]:
     return [min(1.0, removed / whole) if whole > 0 else 0.0 for removed, whole in zip(side, tokens, strict=True)]
 
 
 def _panel(spec: Spec, whole: Anatomy, reach: float) -> str:
     frame, bins = Frame("small"), len(whole.tokens)
-    up = canvas.linear([0.0, reach], percent=True, count=2)
+    up = canvas.linear([0.0, reach], percent=True, count=3)
     top = up.high
     y = Axis(
         -top,
@@ -104,19 +111,16 @@ def _panel(spec: Spec, whole: Anatomy, reach: float) -> str:
 
 def _told(whole: Anatomy) -> str:
     """One sentence from the counts: how much was removed, on which side, and of which tokens."""
-    tokens, low, high = (math.fsum(column) for column in (whole.tokens, whole.low, whole.high))
-    removed = low + high
+    tokens, high, cut = math.fsum(whole.tokens), math.fsum(whole.high), removed(whole)
     if tokens <= 0:
         return "No tokens were counted."
-    if removed <= 0:
-        return f"Nothing was removed from {tokens:,.0f} tokens."
-    half, sofar, bound = 0.5 * removed, 0.0, whole.edges[-1]
+    half, sofar, bound = 0.5 * cut, 0.0, whole.edges[-1]
     for k, pair in enumerate(zip(whole.low, whole.high, strict=True)):
         sofar += sum(pair)
         if sofar >= half:
             bound = whole.edges[k + 1]
             break
-    share = f"{fixed(100 * removed / tokens)}% of {tokens:,.0f} tokens removed, {fixed(100 * high / removed)}% of them on the high side"
+    share = f"{fixed(100 * cut / tokens)}% of {tokens:,.0f} tokens removed, {fixed(100 * high / cut)}% of them on the high side"
     return (
         f"{share}; at least half of them had an old probability of at most {bound:.3g}."
         if bound < whole.edges[-1]

@@ -217,7 +217,7 @@ def ratios(values: Sequence[float]) -> Axis:
     if high - low > 0.35:
         shown = [(at / 320, label) for at, label in ratio_marks(Scale(low, high, 0, 320))]
     else:
-        found = [value for value in ticks(math.exp(low), math.exp(high), 4) if low <= math.log(value) <= high]
+        found = [value for value in ticks(math.exp(low), math.exp(high), 6) if low <= math.log(value) <= high]
         shown = [((math.log(v) - low) / (high - low), name) for v, name in zip(found, tick_labels(found), strict=True)]
     return Axis(low, high, tuple(shown), math.log, 1e-300)
 
@@ -278,12 +278,13 @@ class Frame:
 
 
 def foot(x: Axis, y: float) -> str:
-    """The horizontal axis at a height."""
+    """The horizontal axis at a height. A long label at an end of it is written inward."""
     out = [f'<line class="axis" x1="0" x2="100%" y1="{y:g}" y2="{y:g}"/>']
     for at, label in x.marks:
+        anchor = "middle" if len(label) <= 5 or 0.03 < at < 0.97 else "start" if at < 0.5 else "end"
         out.append(
             f'<line class="axis" x1="{across(at)}" x2="{across(at)}" y1="{y:g}" y2="{y + 4:g}"/>'
-            f'<text x="{across(at)}" y="{y + 17:g}" text-anchor="middle">{text(label)}</text>'
+            f'<text x="{across(at)}" y="{y + 17:g}" text-anchor="{anchor}">{text(label)}</text>'
         )
     return "".join(out)
 

@@ -43,8 +43,9 @@ class Chart:
     kind: str = "curve"  # of Frame; a tall one is as wide as the page
 
 
-def section(name: str, title: str, intro: str, charts: Sequence[Chart], specs: Sequence[Spec]) -> str:
-    body = "".join(draw(chart, specs, f"{name}-{k}") for k, chart in enumerate(charts))
+def section(name: str, title: str, intro: str, charts: Sequence[Chart], specs: Sequence[Spec], more: str = "") -> str:
+    """Charts side by side, and after them the figures in `more`."""
+    body = "".join(draw(chart, specs, f"{name}-{k}") for k, chart in enumerate(charts)) + more
     return canvas.section(name, title, intro, f'<div class="charts">{body}</div>')
 
 
@@ -65,7 +66,7 @@ def draw(chart: Chart, specs: Sequence[Spec], name: str) -> str:
     if log:
         caption += " The value axis is logarithmic."
         if y.floor is not None and min(values) < y.floor * (1 - 1e-9):
-            caption += f" Values below {number(y.floor, chart.percent)} are drawn there."
+            caption += f" Values below {number(y.floor, chart.percent)} are drawn at its foot."
     elif any(y.beyond(value) for value in values):
         caption += " Seeds beyond the picture run along its edge."
     steps = sorted({step for one in found for step in one.mean})
@@ -189,7 +190,8 @@ def _how(found: Sequence[Bundle], size: int, window: int) -> str:
         width = size * window
         out = f" Each seed is averaged over {width} logged steps."
     if any(len(one.seeds) > 1 for one in found):
-        most = max(len(one.seeds) for one in found)
+        counts = {len(one.seeds) for one in found}
+        most = f"up to {max(counts)}" if len(counts) > 1 else max(counts)
         out += f" Line: mean over seeds; band: from the lowest to the highest of {most} seeds."
     return out
 

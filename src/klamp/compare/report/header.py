@@ -159,6 +159,9 @@ def _told(c: Comparison) -> list[str]:
 
 def _row(c: Comparison, spec: Spec, shown: Sequence[tuple[Metric, str]], heads: Sequence[str]) -> str:
     same = f'<span class="sub">same constraint as {text(spec.same_as)}</span>' if spec.same_as else ""
+    known = c.summaries.get((spec.label, shown[0][0].name)) if shown else None
+    if known is not None and known.n < len(c.seeds):
+        same += f'<span class="sub">{known.n} of {seeds(len(c.seeds))}</span>'
     ran = f"<code>{text(spec.text)}</code>" if spec.text and spec.text != spec.label else ""
     hover = f' title="{text(f"asked: {spec.asked}")}"' if spec.asked and spec.asked != spec.text else ""
     place = coordinates(spec.region)

@@ -63,9 +63,8 @@ def render(comparison: Mapping[str, Any]) -> str:
     stability = curves.section(
         "stability", "Did it stay stable?",
         "Signs of a run that comes loose: the policy moves further with each update, entropy falls to nothing or shoots up, gradients spike.",
-        STABILITY, c.drawn,
+        STABILITY, c.drawn, tables.collapses(c),
     )  # fmt: skip
-    stability = stability.replace("</div></section>", f"{tables.collapses(c)}</div></section>")
     parts = [
         canvas.symbols(),
         header.header(c),

@@ -6,6 +6,7 @@ import math
 
 from klamp.atlas.places import points
 from klamp.compare.report import canvas
+from klamp.compare.report.anatomy import removed, total
 from klamp.compare.report.canvas import Axis, Frame, across, ruled, tone
 from klamp.compare.report.data import Comparison, Region, Spec
 from klamp.compare.report.words import coordinates, listed, region
@@ -36,7 +37,14 @@ def section(c: Comparison) -> str:
 def _why(spec: Spec) -> str:
     if spec.note:
         return spec.note
-    return "The spec keeps every ratio, or its region depends on more than one ratio."
+    whole = total(spec)
+    if whole is not None and removed(whole) <= 0:
+        return "It removed nothing from the gradient: it weighs tokens, and cuts none."
+    return (
+        "Which tokens it cuts does not follow from one ratio alone."
+        if whole is not None
+        else "No interval of one ratio says what it does."
+    )
 
 
 def _intervals(placed: list[tuple[Spec, Region]]) -> str:

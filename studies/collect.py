@@ -1,0 +1,69 @@
+"""Results of the studies as small files and as Markdown tables.
+
+    python studies/collect.py [NAME ...]          from runs/studies/NAME into studies/results/NAME.json
+    python studies/collect.py --tables [NAME ...]  the tables of docs/results.md, from studies/results
+
+A result keeps every run's metrics and held-out curve, and leaves out the curves of training steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from klamp.compare import table
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+KEPT = ("eval/accuracy_sampled", "eval/accuracy_greedy")
+MEANS = ("accuracy_sampled", "accuracy_greedy", "auc", "largest_drop", "pass_at_n", "distinct_correct", "kl", "entropy_final", "removed_low", "removed_high")  # fmt: skip
+JUDGED = ("accuracy_sampled", "accuracy_greedy", "auc", "largest_drop", "pass_at_n", "distinct_correct")
+
+
+def slim(found: dict[str, Any]) -> dict[str, Any]:
+    """Without the curves of training steps; numbers to six digits."""
+    specs = [
+        spec | {"runs": [run | {"curves": {name: run["curves"].get(name) for name in KEPT}} for run in spec["runs"]]}
+        for spec in found["specs"]
+    ]
+    rounded: dict[str, Any] = json.loads(
+        json.dumps(found | {"specs": specs}), parse_float=lambda text: float(f"{float(text):.6g}")
+    )
+    return rounded
+
+
+def tables(found: dict[str, Any]) -> str:
+    """Means with intervals, and each metric's paired differences, as Markdown."""
+    parts = [table.markdown(table.means(found, MEANS))]
+    for metric in JUDGED:
+        rows = table.differences(found, metric)
+        if len(rows) > 1:
+            parts.append(table.markdown(rows))
+    return "\n\n".join(parts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="default: all")
+    parser.add_argument("--runs", type=Path, default=Path("runs/studies"))
+    parser.add_argument("--tables", action="store_true")
+    options = parser.parse_args()
+    known = [path.stem for path in sorted(HERE.glob("*.yaml"))]
+    for name in options.names or known:
+        if options.tables:
+            file = RESULTS / f"{name}.json"
+            if file.exists():
+                print(f"### {name}\n\n{tables(json.loads(file.read_text()))}\n")
+        elif (options.runs / name / "results.json").exists():
+            RESULTS.mkdir(exist_ok=True)
+            found = slim(json.loads((options.runs / name / "results.json").read_text()))
+            (RESULTS / f"{name}.json").write_text(json.dumps(found, separators=(",", ":")) + "\n")
+            print(RESULTS / f"{name}.json", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
