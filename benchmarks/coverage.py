@@ -70,21 +70,32 @@ def coverage(collapse: float, n: int, simulations: int, seed: int) -> dict[str, 
     return {"collapse": collapse, "n": n, **{name: round(count / simulations, 4) for name, count in hits.items()}}
 
 
+def clustered(d: Any) -> float:
+    """The variance of the mean as Cameron, Gelbach and Miller 2011 write it, without finite-sample factors."""
+    rest, cells = d - d.mean(), d.size
+    return float((rest.sum(axis=1) ** 2).sum() + (rest.sum(axis=0) ** 2).sum() - (rest**2).sum()) / cells**2
+
+
 def crossed_coverage(setting: tuple[int, int, float, float, float], simulations: int, seed: int) -> dict[str, Any]:
-    """The same for new seeds and new questions, next to an interval over the means of seeds alone."""
+    """The same for new seeds and new questions, next to other choices of variance and degrees of freedom.
+
+    few_df: ``crossed`` with min(S, Q) - 1; clustered: two-way clustering with the same; seeds_alone: of the seeds' means.
+    """
     s, q, over_seeds, over_questions, rest = setting
     random = np.random.default_rng([seed, s, q])
-    both = alone = 0
+    few = float(stats.t.ppf(0.975, min(s, q) - 1))
+    hits = dict.fromkeys(("crossed", "few_df", "clustered", "seeds_alone"), 0)
     for _ in range(simulations):
         d = over_seeds * random.normal(size=(s, 1)) + over_questions * random.normal(size=(1, q))
         d = EFFECT + d + rest * random.normal(size=(s, q))
-        found = crossed(d)
-        both += found.low <= EFFECT <= found.high
-        means = mean_interval(d.mean(axis=1))
-        alone += means.low <= EFFECT <= means.high
+        found, means = crossed(d), mean_interval(d.mean(axis=1))
+        away = abs(found.mean - EFFECT)
+        hits["crossed"] += found.low <= EFFECT <= found.high
+        hits["few_df"] += away <= few * found.error
+        hits["clustered"] += away <= few * max(clustered(d), 0.0) ** 0.5
+        hits["seeds_alone"] += means.low <= EFFECT <= means.high
     names = ("seeds", "questions", "sd_seeds", "sd_questions", "sd_rest")
-    return {**dict(zip(names, setting, strict=True)), "crossed": round(both / simulations, 4),
-            "seeds_alone": round(alone / simulations, 4)}  # fmt: skip
+    return {**dict(zip(names, setting, strict=True)), **{name: round(n / simulations, 4) for name, n in hits.items()}}
 
 
 def table(rows: list[dict[str, Any]]) -> str:

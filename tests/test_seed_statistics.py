@@ -30,6 +30,7 @@ from klamp.statistics import (
     probability_of_improvement,
     seeds_needed,
 )
+from klamp.statistics.seeds import _power
 
 # multiples of 1/64: shifts and scales by powers of 2 are exact, so ties stay ties
 NUMBERS = st.integers(-640, 640).map(lambda k: k / 64)
@@ -334,6 +335,7 @@ def test_seeds_needed_at_the_ends() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert seeds_needed(1e11, 1.0) == seeds_needed(1e200, 1e-200) == 3  # with fewer there is no test
+        assert _power(3, 1e11, 0.95) == 1.0  # not SciPy's NaN
     assert seeds_needed(3.75, 1.0, 0.5, 0.99) == 4  # where SciPy's cdf of the far side is NaN
     assert seeds_needed(1e-4, 1.0) == pytest.approx((1.959964 + 0.841621) ** 2 * 1e8, rel=1e-4)
     with pytest.raises(klamp.UserError, match="more than"):

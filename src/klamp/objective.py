@@ -268,9 +268,9 @@ class Objective:
             differs = ((weight - plain).abs() > 1e-6 * plain) | ((plain == math.inf) & (weight != math.inf))
             means["factor/reweighted_share"] = ((differs & batch.mask & guarded.keep).sum(), tokens)
         sums["policy/ratio_histogram"] = _histogram(x, batch.mask)
-        sums["batch/probability_histogram"] = _by_probability(batch, batch.mask)
-        sums["guard/removed_low_histogram"] = _by_probability(batch, guarded.removed_low & live)
-        sums["guard/removed_high_histogram"] = _by_probability(batch, guarded.removed_high & live)
+        kinds = _by_probability(batch, guarded.removed_low & live, guarded.removed_high & live)
+        sums["batch/probability_histogram"] = kinds.sum(0)
+        sums["guard/removed_low_histogram"], sums["guard/removed_high_histogram"] = kinds[1], kinds[2]
         largest = torch.where(batch.mask, wide, -math.inf).amax() if x.numel() else wide.new_full((), -math.inf)
         return Tally(means, sums, {"policy/ratio_max": largest.exp()})
 
@@ -282,10 +282,11 @@ def _histogram(x: Tensor, mask: Tensor) -> Tensor:
     return torch.bincount(bins.reshape(-1), minlength=HISTOGRAM_BINS + 1)[:HISTOGRAM_BINS]
 
 
-def _by_probability(batch: Batch, where: Tensor) -> Tensor:
-    """How many of those tokens fall into each bin of the old policy's probability."""
-    logp = batch.logp_old.detach()
-    ends = torch.tensor([math.log(edge) for edge in PROBABILITY_EDGES[1:-1]], dtype=logp.dtype, device=logp.device)
-    size = len(PROBABILITY_EDGES) - 1
-    bins = torch.where(where, torch.bucketize(torch.where(where, logp, 0.0), ends), size)
-    return torch.bincount(bins.reshape(-1), minlength=size + 1)[:size]
+def _by_probability(batch: Batch, low: Tensor, high: Tensor) -> Tensor:
+    """Counts [3, bins] of tokens that are not removed, removed low and removed high, by the old policy's probability."""
+    logp, size = batch.logp_old.detach(), len(PROBABILITY_EDGES) - 1
+    place = size * (low.to(torch.uint8) + 2 * high.to(torch.uint8))
+    for edge in PROBABILITY_EDGES[1:-1]:  # a third of the time of bucketize
+        place += logp > math.log(edge)
+    place = torch.where(batch.mask, place, 3 * size)
+    return torch.bincount(place.reshape(-1), minlength=3 * size + 1)[: 3 * size].reshape(3, size)
