@@ -292,6 +292,18 @@ def test_a_run_collapses_below_half_of_its_start(tmp_path: Path) -> None:
     assert outcome(write_run(tmp_path / "c", [0.4, 0.6]), failed=True).collapsed is True
 
 
+def test_several_samples_of_a_question_are_counted_together() -> None:
+    from klamp.rewards import Verdict
+    from klamp.train.evaluate import Answers
+
+    texts = ["1+2", "2+1 ", "2+1", "9", "8", "7"]
+    verdicts = [Verdict(float("+" in text)) for text in texts]
+    found = Answers([{}] * 6, texts, verdicts, samples=3)
+    assert found.counts == [3, 0]
+    assert found.distinct == [2, 0]
+    assert found.accuracy == 0.5
+
+
 def test_parts_of_a_curve() -> None:
     assert area([(0, 0.0), (10, 1.0), (40, 1.0)]) == pytest.approx((5 + 30) / 40)
     assert area([(0, 1.0)]) is None
@@ -340,6 +352,19 @@ def test_a_planted_effect_is_found_and_a_planted_null_is_not(tmp_path: Path) -> 
     assert verdict(none, "accuracy_sampled")["verdict"] == "no difference found"
     assert verdict(none, "kl")["verdict"] is None
     assert "no difference found" in table.text(none)
+
+
+def test_p_is_adjusted_for_all_specs_of_a_metric(tmp_path: Path) -> None:
+    made = plan.make(Options(specs=["grpo", "dapo", "cispo", "sapo"], seeds="4", out=str(tmp_path / "c")))
+    made.write()
+    ends = {"grpo": (0, 0, 0, 0), "dapo": (9, 10, 11, 12), "cispo": (8, 1, 5, 9), "sapo": (1, -1, 1, 0)}
+    for entry in made.entries:
+        for seed, end in enumerate(ends[entry.label]):
+            write_run(made.cell(entry, seed).directory, [0.3, 0.5 + 0.01 * end], seed=seed, questions=100)
+    rows = [row for row in results(made)["differences"] if row["metric"] == "accuracy_sampled"]
+    p = sorted(row["p"] for row in rows)
+    adjusted = sorted(row["p_holm"] for row in rows)
+    assert adjusted == pytest.approx([min(1, 3 * p[0]), max(3 * p[0], 2 * p[1]), max(2 * p[1], p[2])])
 
 
 def test_lower_is_better_where_it_is(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_the_objective_emits_what_is_documented() -> None:
 def test_a_run_emits_what_is_documented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from train_parts import save_tiny_model
 
-    words = ["train", "--model", str(save_tiny_model(tmp_path / "m")), "--max_steps", "2", "--logging_steps", "1",
+    words = ["train", "--eval-samples", "2", "--model", str(save_tiny_model(tmp_path / "m")), "--max_steps", "2", "--logging_steps", "1",
              "--per_device_train_batch_size", "8", "--steps_per_generation", "1", "--eval-size", "4",
              "--spec", "cispo() + kl_reference(beta=0.1)", "--out", str(tmp_path / "run")]  # fmt: skip
     assert main(words) == 0
