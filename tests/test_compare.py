@@ -18,7 +18,8 @@ from compare_parts import write_run
 from klamp import cli
 from klamp.cli import main
 from klamp.compare import grid, plan, table
-from klamp.compare.options import Options
+from klamp.compare.calibrate import RULES
+from klamp.compare.options import CALIBRATIONS, Options
 from klamp.compare.outcomes import area, largest_drop, outcome, pass_shares, steps_to
 from klamp.compare.results import results
 from klamp.errors import UserError
@@ -152,6 +153,7 @@ def test_a_plan_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_regions_are_calibrated_to_the_reference(tmp_path: Path) -> None:
+    assert set(CALIBRATIONS) == set(RULES)
     asked = ["grpo", "power_clip(a=0, radius=0.1)", "cispo"]
     made = plan.make(Options(specs=asked, calibrate="log_width", out=str(tmp_path / "c")))
     found = plan.calibrated(made)
