@@ -69,7 +69,7 @@ def main(words: list[str]) -> int:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_name(f"{directory.name}.starts").open("a") as file:
         file.write(
-            f"{'resume' if resumed else 'start'} {os.environ['OMP_NUM_THREADS']} {os.environ['OMP_WAIT_POLICY']}\n"
+            f"{'resume' if resumed else 'start'} {os.environ['OMP_NUM_THREADS']} {os.environ['OMP_WAIT_POLICY']} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}\n"
         )
     if seed == 11:
         print("klamp: there is no option '--nonsense'", file=sys.stderr)

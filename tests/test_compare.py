@@ -33,6 +33,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Runs are made by ``compare_parts``; returns the folder of the comparison."""
     monkeypatch.setattr(grid, "TRAIN", [sys.executable, compare_parts.__file__])
     monkeypatch.setattr(grid, "POLL", 0.02)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path / "c"
 
 
@@ -183,7 +184,15 @@ def test_runs_are_made_once_with_their_own_threads(stand_in: Path, capsys: pytes
     assert (stand_in / "report.html").stat().st_size > 0
     assert compare(stand_in, "--seeds", "4") == 0
     for name in ("grpo", "dapo"):
-        assert [starts(stand_in / name, seed) for seed in range(4)] == [["start 1 passive"]] * 4
+        assert [starts(stand_in / name, seed) for seed in range(4)] == [["start 1 passive "]] * 4
+
+
+def test_each_run_has_a_gpu_of_its_own(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
+    assert compare(stand_in, "--seeds", "1", "--jobs", "2", "--model", "some/model") == 0
+    used = {starts(stand_in / name, 0)[0].split(" ", 3)[3] for name in ("grpo", "dapo")}
+    assert used == {"3", "5"}
+    assert grid.Grid(plan.read(stand_in), [], 1).devices == []
 
 
 def test_a_killed_run_continues_and_one_that_never_lives_is_given_up(

@@ -35,6 +35,7 @@ class Job:
     process: subprocess.Popen[bytes] | None
     resumed: bool = False
     log: IO[bytes] | None = None
+    device: str | None = None
     since: float = field(default_factory=time.monotonic)
 
 
@@ -64,6 +65,7 @@ class Grid:
         self.waiting = [cell for cell in cells if state(cell) not in ("finished", "failed")]
         self.going: list[Job] = []
         self.attempts: dict[Path, int] = {}
+        self.devices = [] if jobs == 1 or plan.embedded else _devices()
         self.stopping = False
         self.overview = Overview(len(cells), len(cells) - len(self.waiting))
 
@@ -72,6 +74,8 @@ class Grid:
         with self._signals(), self.overview:
             try:
                 while self.going or (self.waiting and not self.stopping):
+                    if self.stopping:  # what others run is theirs
+                        self.going = [job for job in self.going if job.process is not None]
                     self._start()
                     time.sleep(POLL)
                     self._collect()
@@ -102,12 +106,15 @@ class Grid:
         log = cell.directory.with_name(f"{cell.directory.name}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
         handle = log.open("ab")
-        command = [*TRAIN, *words, "--json"]
+        # Each run has a GPU of its own, the one that the fewest others have.
+        taken = [job.device for job in self.going]
+        device = min(self.devices, key=taken.count) if self.devices else None
+        environment = os.environ | self.plan.environment | ({"CUDA_VISIBLE_DEVICES": device} if device else {})
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=handle, env=os.environ | self.plan.environment,
+            [*TRAIN, *words, "--json"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=handle, env=environment,
             start_new_session=True,  # a terminal's Ctrl-C reaches us alone: we pass it on, once
         )  # fmt: skip
-        return Job(cell, process, resumed, handle)
+        return Job(cell, process, resumed, handle, device)
 
     # --- ending ---------------------------------------------------------------------------------------------
 
@@ -189,6 +196,16 @@ class Grid:
         finally:
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, handler)
+
+
+def _devices() -> list[str]:
+    """The GPUs that runs may use, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name.strip() for name in named.split(",") if name.strip()]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
 
 
 def _begun(cell: Cell) -> bool:
