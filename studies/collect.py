@@ -37,7 +37,7 @@ def slim(found: dict[str, Any]) -> dict[str, Any]:
 
 def tables(found: dict[str, Any]) -> str:
     """Means with intervals, and each metric's paired differences, as Markdown."""
-    parts = [table.markdown(table.means(found, MEANS))]
+    parts = [table.markdown(table.means(found, MEANS, {}))]
     for metric in JUDGED:
         rows = table.differences(found, metric)
         if len(rows) > 1:

@@ -56,12 +56,24 @@ def checkpoint(directory: Path, step: int) -> None:
     (folder / "klamp_state.json").write_text(json.dumps({"files": []}))
 
 
+def check(words: list[str]) -> int:
+    """What ``klamp train --check`` says."""
+    if "--nonsense" in words:
+        print("loading\nklamp: there is no option '--nonsense'", file=sys.stderr)
+        return 2
+    updates = 1 if "--on-policy" in words else 8
+    print(json.dumps({"task": "sort", "model": "embedded:sort", "steps": 10, "updates_per_rollout": updates}))
+    return 0
+
+
 def main(words: list[str]) -> int:
     """Stands for ``klamp train``: what it does is in its seed. Keeps a line about each start in ``starts`` beside the run.
 
     0-9 finish; 10 ends in an error after a step; 11 cannot start; 12 is killed at its first start, and can be resumed; 13
     is killed at every start; 14 waits to be interrupted, and can be resumed.
     """
+    if "--check" in words:
+        return check(words)
     given = dict(pairwise(words))
     resumed = "--resume" in given
     directory = Path(given["--resume"] if resumed else given["--out"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from klamp.compare import grid, plan, table
 from klamp.compare.calibrate import RULES
 from klamp.compare.options import CALIBRATIONS, Options
 from klamp.compare.outcomes import area, largest_drop, outcome, pass_shares, steps_to
-from klamp.compare.results import results
+from klamp.compare.results import JUDGED, results
 from klamp.errors import UserError
 from klamp.presets import parse
 
@@ -66,6 +67,8 @@ def test_words_of_train_are_told_from_specs_in_any_order() -> None:
     (["grpo", "--base", "nothing"], "nothing"),
     (["grpo", "--add", "x.csv"], "--add belongs to --report"),
     (["grpo", "--report", "x"], "leave out grpo"),
+    (["--report", "x", "--add", "a", "b"], "leave out b; say --add before each log"),
+    (["grpo", "--continue"], "the same command continues"),
     (["--report", "nowhere"], "nowhere is not a comparison"),
     (["grpo", "--config", "nowhere.yaml"], "cannot read the configuration"),
 ])  # fmt: skip
@@ -116,19 +119,74 @@ def test_the_same_constraint_runs_the_same_text(tmp_path: Path) -> None:
     assert len({entry.folder for entry in made.entries}) == 3
 
 
-def test_seeds_are_outermost_and_each_run_is_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "a b"
-    assert (
-        main(["compare", "grpo", PEARSON, "--seeds", "2", "--out", str(out), "--max_steps", "8", "--print-commands"])
-        == 0
-    )
-    import shlex
-
+def test_seeds_are_outermost_and_each_run_is_a_command(
+    stand_in: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(stand_in.parent)
+    words = ["compare", "grpo", PEARSON, "--seeds", "2", "--out", "a b", "--max_steps", "8", "--print-commands"]
+    assert main(words) == 0
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     assert [line[line.index("--seed") + 1] for line in lines] == ["0", "0", "1", "1"]
-    assert [line[line.index("--out") + 1] for line in lines] == [str(c.directory) for c in plan.read(out).cells]
-    assert all(line[:2] == ["klamp", "train"] and line[-2:] == ["--max_steps", "8"] for line in lines)
-    assert all(line[line.index("--save_steps") + 1] == "1" for line in lines)
+    folder = stand_in.parent / "a b"
+    assert [line[line.index("--out") + 1] for line in lines] == [str(c.directory) for c in plan.read(folder).cells]
+    for line in lines:
+        assert line[:2] == ["env", "OMP_NUM_THREADS=1"]
+        assert line[4:7] == ["klamp", "train", "--continue"]
+        assert line[-2:] == ["--max_steps", "8"]
+        assert line[line.index("--save_steps") + 1] == line[line.index("--logging_steps") + 1] == "1"
+
+
+def test_options_are_checked_before_anything_is_written(
+    stand_in: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (["--nonsense", "1"], ["--nonsense", "1", "--print-commands"]):
+        assert compare(stand_in, *words) == 2
+        said = capsys.readouterr()
+        assert said.err == "klamp: the runs cannot start: there is no option '--nonsense'\n"
+        assert said.out == ""
+        assert not stand_in.exists()
+    file = stand_in.parent / "study.yaml"
+    file.write_text("specs: [grpo]\nseedz: 3\n")
+    assert main(["compare", "--config", str(file)]) == 2
+    assert "no option 'seedz'; did you mean 'seeds'?" in capsys.readouterr().err
+
+
+def test_specs_that_cannot_differ_are_warned_of(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(stand_in, "--seeds", "1", "--on-policy", "yes") == 0
+    assert "warning: each rollout has one optimizer step" in capsys.readouterr().err
+    assert any("these specs cannot differ" in note for note in results(plan.read(stand_in))["notes"])
+    for name in ("grpo", "dapo"):
+        (stand_in / name / "seed-0.log").write_text("loading\nwarning: nothing to learn from\n")
+    assert "2 of 2 runs warned: nothing to learn from" in results(plan.read(stand_in))["notes"]
+
+
+def test_a_repeated_command_continues_starts_or_leaves_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from klamp.train import run, rundir
+    from klamp.train.options import Options as TrainOptions
+
+    calls: list[str] = []
+    monkeypatch.setattr(run, "train", lambda options: calls.append("train") or {})
+    monkeypatch.setattr(run, "resume", lambda directory: calls.append("resume") or {})
+    with pytest.raises(UserError, match="--continue needs --out"):
+        run.continue_or_train(TrainOptions())
+    folder = tmp_path / "r"
+    options = TrainOptions(out=str(folder))
+    run.continue_or_train(options)
+    folder.mkdir()
+    (folder / ".lock").touch()
+    run.continue_or_train(options)
+    assert not (folder / ".lock").exists()
+    write_run(folder, [0.3, 0.4], finished=False)
+    with rundir.locked(folder), pytest.raises(UserError, match="another process is training"):
+        run.continue_or_train(options)
+    run.continue_or_train(options)
+    assert not folder.exists()
+    write_run(folder, [0.3, 0.4], finished=False)
+    compare_parts.checkpoint(folder, 10)
+    run.continue_or_train(options)
+    write_run(folder, [0.3, 0.4])
+    assert run.continue_or_train(options) is None
+    assert calls == ["train", "train", "train", "resume"]
 
 
 def test_a_plan_grows_but_never_changes(tmp_path: Path) -> None:
@@ -178,7 +236,7 @@ def compare(folder: Path, *words: str) -> int:
 def test_runs_are_made_once_with_their_own_threads(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(stand_in, "--seeds", "3", "--jobs", "2") == 0
     captured = capsys.readouterr()
-    assert "2 specs x 3 seeds, 2 at a time" in captured.err
+    assert "6 runs, 2 at a time, 1 threads each" in captured.err
     assert "6/6  dapo seed 2 finished" in captured.err
     assert "report" in captured.out
     assert (stand_in / "report.html").stat().st_size > 0
@@ -372,10 +430,12 @@ def test_p_is_adjusted_for_all_specs_of_a_metric(tmp_path: Path) -> None:
     for entry in made.entries:
         for seed, end in enumerate(ends[entry.label]):
             write_run(made.cell(entry, seed).directory, [0.3, 0.5 + 0.01 * end], seed=seed, questions=100)
-    rows = [row for row in results(made)["differences"] if row["metric"] == "accuracy_sampled"]
-    p = sorted(row["p"] for row in rows)
-    adjusted = sorted(row["p_holm"] for row in rows)
-    assert adjusted == pytest.approx([min(1, 3 * p[0]), max(3 * p[0], 2 * p[1]), max(2 * p[1], p[2])])
+    judged = [row for row in results(made)["differences"] if row["metric"] in JUDGED]
+    assert len(judged) == 12
+    p = sorted(row["p"] for row in judged)
+    by_hand = [min(1.0, max((12 - k) * p[k] for k in range(rank + 1))) for rank in range(12)]
+    assert sorted(row["p_holm"] for row in judged) == pytest.approx(by_hand)
+    assert all(row["verdict"] is None for row in results(made)["differences"] if row["metric"] not in JUDGED)
 
 
 def test_lower_is_better_where_it_is(tmp_path: Path) -> None:

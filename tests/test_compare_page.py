@@ -246,7 +246,7 @@ def test_many_steps_are_averaged_and_smoothed_and_it_is_said() -> None:
     assert (one.low[504], one.high[504]) == pytest.approx((min(means), max(means)), rel=1e-12)
     text = Page(render(fake(1, 2, 1000))).figure("Reward")["text"]
     assert "averaged over 99 logged steps" in text
-    assert "band: from the lowest to the highest of 2 seeds" in text
+    assert "band (button Range): from the lowest to the highest of 2 seeds" in text
 
 
 def test_gaps_stay_gaps_and_seeds_may_end_early() -> None:

@@ -104,6 +104,9 @@ def _add_train(verbs: Any) -> None:
     add("--no-correction", dest="correction", action="store_false", default=None,
         help="with vLLM, do not append sequence_mask(high=3.0)")  # fmt: skip
     add("--resume", metavar="RUN", help="continue a stopped run from its last checkpoint")
+    add("--continue", dest="carry_on", action="store_true",
+        help="continue the run in --out, start it if there is none, leave it if it has finished: for a scheduler that repeats a command")  # fmt: skip
+    add("--check", action="store_true", help="only check options and data, and say what a run would do, as JSON")
     add("--dry-run", action="store_true",
         help="try it without a GPU and without the hub: one step of a small random twin, and what a rollout and its memory will take")  # fmt: skip
     add("--accelerate", metavar="FILE", help="with --dry-run: the configuration that accelerate launch will get")
@@ -194,7 +197,7 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
     # Waiting threads that spin make two jobs on one machine several times slower; torch reads this when it loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from klamp.train.options import Options
-    from klamp.train.run import resume, train
+    from klamp.train.run import check, continue_or_train, resume, train
     from klamp.train.rundir import is_main
 
     launched = {name: getattr(arguments, name) for name in ("accelerate", "gpus", "gpu_memory")}
@@ -203,6 +206,9 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
     for name, value in launched.items():
         if value is not None:
             raise UserError(f"--{name.replace('_', '-')} describes the machine of a --dry-run; add --dry-run")
+    if arguments.check:
+        print(json.dumps(check(_options(arguments, rest, Options)), indent=2))
+        return 0
     if arguments.resume is not None:
         given = [name for name, value in vars(arguments).items() if value is not None and value is not False]
         own = sorted(set(given) - {"verb", "resume", "json"})
@@ -211,7 +217,12 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
             raise UserError(f"--resume repeats the run's own options; leave out {', '.join(others)}")
         summary = resume(Path(arguments.resume))
     else:
-        summary = train(_options(arguments, rest, Options))
+        go = continue_or_train if arguments.carry_on else train
+        found = go(_options(arguments, rest, Options))
+        if found is None:
+            print(f"{arguments.out} has finished", file=sys.stderr)
+            return 0
+        summary = found
     if is_main():
         print(json.dumps(summary, indent=2) if arguments.json else _summary_text(summary))
     return 0 if summary["status"] == "finished" else 130

@@ -120,6 +120,11 @@ class Spec:
         return any(getattr(part, "reads_new", False) for part in [*self._active, *self._selectors])
 
     @property
+    def acts_at_once(self) -> bool:
+        """Whether a guard can cut where the new policy is the old one: one on another ratio, or one that selects."""
+        return any(guard.ratio != "new/old" or "selects" in guard.traits for guard in self.guards)
+
+    @property
     def asks_step(self) -> bool:
         """Whether a part needs a statistic of the whole step, or changes what is counted."""
         return bool(self._asking)

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,11 @@ def run(arguments: argparse.Namespace, train: list[str], config: Mapping[str, An
     options = _options(arguments, train, config)
     plan = planning.make(options)
     new = not (plan.directory / planning.PLAN).exists()
-    if new and plan.calibrated is not None:
-        plan = _calibrated(plan)
+    if new:
+        _check(plan)
+        plan = plan if plan.calibrated is None else _calibrated(plan)
     plan.write()
+    _announce(plan)
     if arguments.print_commands:
         for cell in plan.cells:
             print(plan.command(cell))
@@ -42,17 +45,55 @@ def run(arguments: argparse.Namespace, train: list[str], config: Mapping[str, An
     from klamp.train import rundir
 
     jobs = options.jobs or (os.cpu_count() or 1 if plan.threads == 1 and plan.embedded else 1)
-    print(f"{plan.directory}: {len(plan.entries)} specs x {len(plan.seeds)} seeds, {jobs} at a time", file=sys.stderr)
-    for entry in plan.entries:
-        same = f", the same constraint as {entry.same_as}" if entry.same_as else ""
-        note = f" ({entry.note})" if entry.note else ""
-        print(f"  {entry.label}: {entry.text}{same}{note}", file=sys.stderr, flush=True)
+    print(f"{len(plan.cells)} runs, {jobs} at a time, {plan.threads} threads each", file=sys.stderr, flush=True)
     with rundir.locked(plan.directory, "comparing in"):
         whole = Grid(plan, plan.cells, jobs, options.drop_models).run()
     _finish(plan.directory, arguments.json, [])
     if not whole:
         print(f"stopped; the same command with --out {plan.directory} continues", file=sys.stderr)
     return 0 if whole else 130
+
+
+def _announce(plan: Any) -> None:
+    print(f"{plan.directory}: {len(plan.entries)} specs x {len(plan.seeds)} seeds", file=sys.stderr)
+    for entry in plan.entries:
+        same = f", the same constraint as {entry.same_as}" if entry.same_as else ""
+        note = f" ({entry.note})" if entry.note else ""
+        print(f"  {entry.label}: {entry.text}{same}{note}", file=sys.stderr, flush=True)
+    for warning in plan.facts.get("warnings", ()):
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
+
+
+def _check(plan: Any) -> None:
+    """Options and data of the runs, before anything is written; what they will do, and warnings, become facts of the plan."""
+    from klamp.compare.grid import TRAIN
+    from klamp.presets import parse
+
+    text = next(entry.text for entry in plan.entries if entry.label == plan.reference)
+    with tempfile.TemporaryDirectory() as folder:
+        apart = dataclasses.replace(plan, directory=Path(folder))
+        apart.write_options()
+        words = apart.words(text, plan.seeds[0], plan.directory / "check")
+        done = subprocess.run(
+            [*TRAIN, *words, "--check"], capture_output=True, text=True, env=os.environ | plan.environment
+        )
+    if done.returncode:
+        raise UserError(f"the runs cannot start: {_last_words(done.stderr)}")
+    found = json.loads(done.stdout)
+    plan.facts |= {name: found[name] for name in ("task", "model", "steps", "updates_per_rollout")}
+    specs = [parse(entry.text) for entry in plan.entries]
+    if found["updates_per_rollout"] == 1 and not any(spec.acts_at_once for spec in specs):
+        plan.facts["warnings"] = [
+            "each rollout has one optimizer step, so new = old at every step and these specs cannot differ; for four give "
+            "--steps_per_generation 4, with a quarter of --per_device_train_batch_size for the same rollouts"
+        ]
+
+
+def _last_words(said: str) -> str:
+    lines = [line for line in said.splitlines() if line.strip()]
+    return (
+        next((line for line in lines if line.startswith("klamp: ")), None) or (lines or ["no word"])[-1]
+    ).removeprefix("klamp: ")
 
 
 def _options(arguments: argparse.Namespace, train: list[str], config: Mapping[str, Any]) -> Options:
@@ -79,13 +120,14 @@ def _calibrated(plan: Any) -> Any:
         text = next(entry.text for entry in plan.entries if entry.label == plan.reference)
         words = [*plan.words(text, plan.seeds[0], folder), "--max_steps", str(PILOT)]
         words += [] if "--record-tokens" in words else ["--record-tokens"]
+        plan.write_options()
         print(f"{folder}: {PILOT} steps of {text}, to measure what share of the gradient it removes", file=sys.stderr)
         done = subprocess.run(
             [*TRAIN, *words, "--json"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             env=os.environ | plan.environment,
         )  # fmt: skip
         if done.returncode:
-            raise UserError(f"the run to calibrate with fails: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+            raise UserError(f"the run to calibrate with fails: {_last_words(done.stderr)}")
     return calibrated(plan, recorded_steps(folder / "tokens"))
 
 
@@ -100,12 +142,13 @@ def _finished(folder: Path) -> bool:
 
 def _report(arguments: argparse.Namespace, train: list[str]) -> int:
     if arguments.specs or train:
-        raise UserError(f"--report only reads what is there; leave out {' '.join([*arguments.specs, *train])}")
-    _finish(Path(arguments.report), arguments.json, [Path(path) for path in arguments.add or []])
+        hint = "; say --add before each log" if arguments.add else ""
+        raise UserError(f"--report only reads what is there; leave out {' '.join([*arguments.specs, *train])}{hint}")
+    _finish(Path(arguments.report), arguments.json, arguments.add or [])
     return 0
 
 
-def _finish(directory: Path, as_json: bool, logs: list[Path]) -> None:
+def _finish(directory: Path, as_json: bool, logs: list[str]) -> None:
     """Measure what is there, write results.json and report.html, print the table."""
     from klamp.compare.plan import read, replace_file
     from klamp.compare.report import write

@@ -103,7 +103,7 @@ class Grid:
                 self.going.append(self._launch(cell, self.plan.words(cell.entry.text, cell.seed, cell.directory)))
 
     def _launch(self, cell: Cell, words: list[str], resumed: bool = False) -> Job:
-        log = cell.directory.with_name(f"{cell.directory.name}.log")
+        log = log_of(cell)
         log.parent.mkdir(parents=True, exist_ok=True)
         handle = log.open("ab")
         # Each run has a GPU of its own, the one that the fewest others have.
@@ -212,9 +212,14 @@ def _begun(cell: Cell) -> bool:
     return int(last_line(cell.directory / "metrics.jsonl").get("step", 0)) > 0
 
 
+def log_of(cell: Cell) -> Path:
+    """The file with what a run says."""
+    return cell.directory.with_name(f"{cell.directory.name}.log")
+
+
 def _last_words(cell: Cell) -> str:
     """What a run said last."""
-    log = cell.directory.with_name(f"{cell.directory.name}.log")
+    log = log_of(cell)
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     said = [line for line in lines if line.startswith("klamp: ")] or [line for line in lines if line.strip()]
     return f"{said[-1].removeprefix('klamp: ')} ({log})" if said else f"{log} is empty"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from klamp.errors import UserError, check_choice
@@ -57,6 +58,9 @@ class Options:
             if name in _OWN:
                 raise UserError(f"{name} is decided by the comparison: {_OWN[name]}")
         for name in self.config:
+            near = difflib.get_close_matches(name, [item.name for item in fields(self)], n=1, cutoff=0.8)
+            if near and f"--{name}" not in _OWN:
+                raise UserError(f"there is no option {name!r}; did you mean {near[0]!r}?")
             if f"--{name}" in _OWN:
                 raise UserError(f"{name} is decided by the comparison: {_OWN[f'--{name}']}")
 
@@ -76,7 +80,7 @@ class Options:
 
 _OWN = {
     "--spec": "give the specs as words, klamp compare A B", "--seed": "give --seeds", "--resume": "the same command continues",
-    "--output_dir": "give --out", "--dry-run": "klamp train --dry-run tries one run", "--help-trl": "klamp train --help-trl",
+    "--output_dir": "give --out", "--continue": "the same command continues", "--check": "it is checked anyway", "--dry-run": "klamp train --dry-run tries one run", "--help-trl": "klamp train --help-trl",
 }  # fmt: skip
 
 
@@ -104,7 +108,7 @@ def add_parser(verbs: Any) -> None:
     )
     add("--print-commands", action="store_true", help="one command per run, for a scheduler; --report DIR then collects them")  # fmt: skip
     add("--report", metavar="DIR", help="only rebuild the report of a comparison")
-    add("--add", action="append", metavar="LOG", help="with --report: also a row from trainer_state.json, metrics.jsonl or CSV of another trainer")  # fmt: skip
+    add("--add", action="append", metavar="[NAME=]LOG", help="with --report, may be repeated: also a row from trainer_state.json, metrics.jsonl or CSV of another trainer")  # fmt: skip
     add("--json", action="store_true", help="the results as JSON")
 
 

@@ -47,7 +47,7 @@ class Overview:
 
     def show(self, going: list[Cell]) -> None:
         """The runs that go on."""
-        if not self.terminal and time.monotonic() - self.said < EVERY:
+        if time.monotonic() - self.said < (1.0 if self.terminal else EVERY):
             return
         self.said = time.monotonic()
         progress = [Progress(cell) for cell in going]
@@ -64,9 +64,9 @@ class Overview:
             bar.set_description_str(text, refresh=True)
 
     def _left(self, running: float) -> str:
-        done = self.finished - self.first + running
-        if done < 0.05:
+        if self.finished == self.first:  # what a run takes beside its steps is not known yet
             return "?"
+        done = self.finished - self.first + running
         pace = (time.monotonic() - self.start) / done
         return time.strftime("%H:%M:%S", time.gmtime(max(0.0, pace * (self.total - self.first - done))))
 

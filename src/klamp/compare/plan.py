@@ -7,7 +7,7 @@ import datetime
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -93,6 +93,8 @@ class Plan:
         words += ["--config", str(self.directory / TRAIN)] if self.config else []
         if not _says(self.train, self.config, "eval_samples"):
             words += ["--eval-samples", str(SAMPLES)]
+        if not _says(self.train, self.config, "logging_steps", "logging_strategy"):
+            words += ["--logging_steps", "1"]  # metrics of a run are then means over its steps
         if not _says(self.train, self.config, "save_strategy", "save_steps", "save_total_limit"):
             # A killed run loses the step that it was in; of a larger model, where saving takes time, a tenth of the run.
             steps = "1" if self.embedded else "0.1"
@@ -100,16 +102,26 @@ class Plan:
         return [*words, *self.train]
 
     def command(self, cell: Cell) -> str:
-        return shlex.join(["klamp", "train", *self.words(cell.entry.text, cell.seed, cell.directory)])
+        """A line for a scheduler, from any folder: repeated, it continues the run, and leaves one that has finished."""
+        around = [f"{name}={value}" for name, value in self.environment.items()]
+        whole = dataclasses.replace(self, directory=self.directory.resolve()).cell(cell.entry, cell.seed)
+        words = dataclasses.replace(self, directory=self.directory.resolve()).words(
+            cell.entry.text, cell.seed, whole.directory
+        )
+        return shlex.join(["env", *around, "klamp", "train", "--continue", *words])
+
+    def write_options(self) -> None:
+        """The file that runs are given with ``--config``."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if self.config:
+            replace_file(self.directory / TRAIN, yaml.safe_dump(self.config, sort_keys=False))
 
     def write(self) -> None:
         data = {"schema": SCHEMA, "klamp": __version__} | {
             item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "directory"
         }
         data["entries"] = [dataclasses.asdict(entry) for entry in self.entries]
-        self.directory.mkdir(parents=True, exist_ok=True)
-        if self.config:
-            replace_file(self.directory / TRAIN, yaml.safe_dump(self.config, sort_keys=False))
+        self.write_options()
         replace_file(self.directory / PLAN, json.dumps(data, indent=2) + "\n")
 
 
@@ -148,11 +160,11 @@ def make(options: Options) -> Plan:
     embedded = _embedded(options.train, options.config)
     plan = Plan(
         directory, entries, options.seed_list, near[0] if near else labels[0], None if options.whole else options.base,
-        options.calibrate, options.train, options.config, 1 if embedded else max(1, (os.cpu_count() or 1) // (options.jobs or 1)),
+        options.calibrate, options.train, options.config, _threads(embedded, options.jobs),
         options.threshold, {"command": rundir.command_line(), "git_commit": rundir.git_commit(), "started": rundir.now()},
     )  # fmt: skip
     if not (directory / PLAN).exists():
-        rundir.check_writable(options.out)
+        _check_free(directory, options.out)
         return plan
     return _extended(read(directory), plan)
 
@@ -187,12 +199,18 @@ def _note(one: Calibrated) -> str | None:
     return f"{one.how} {one.before:.6g} -> {one.after:.6g}" if one.changed else None
 
 
+def _check_free(directory: Path, out: str | None) -> None:
+    if directory.is_dir() and any(directory.iterdir()):
+        raise UserError(f"{directory} is not empty, and no comparison; give another --out")
+    rundir.check_writable(out)
+
+
 def _extended(old: Plan, new: Plan) -> Plan:
     """The plan on disk with the specs and seeds of the new one."""
-    for name in ("base", "calibrated", "train", "config"):
+    for name, shown in _DECIDES.items():
         if getattr(old, name) != getattr(new, name):
             raise UserError(
-                f"{old.directory} was started with {name}={getattr(old, name)!r}, this asks for {getattr(new, name)!r}: "
+                f"{old.directory} was started with {shown(getattr(old, name))}, this asks for {shown(getattr(new, name))}: "
                 "its runs would not be comparable; give another --out"
             )
     known = {entry.label: entry for entry in old.entries}
@@ -227,6 +245,22 @@ def _entries(options: Options) -> list[Entry]:
     texts = [text for text, _ in found]
     same = [None if first is None else names[first] for _, first in found]
     return [Entry(*each) for each in zip(names, map(slug, names), options.specs, texts, same, strict=True)]
+
+
+_DECIDES: dict[str, Callable[[Any], str]] = {
+    "base": lambda base: "--whole" if base is None else f"--base {base}",
+    "calibrated": lambda how: "no --calibrate" if how is None else f"--calibrate {how}",
+    "train": lambda words: f"the options {shlex.join(words)}" if words else "no options of klamp train",
+    "config": lambda config: f"a file that says {json.dumps(config)}" if config else "no file",
+}
+
+
+def _threads(embedded: bool, jobs: int | None) -> int:
+    """Of each run: as the environment says; one for an embedded model; else the machine's, divided among the jobs."""
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    if embedded or not said.isdigit():
+        return 1 if embedded else max(1, (os.cpu_count() or 1) // (jobs or 1))
+    return max(1, int(said))
 
 
 def _embedded(train: list[str], config: dict[str, Any]) -> bool:

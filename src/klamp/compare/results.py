@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from klamp.compare.grid import FAILED, state
-from klamp.compare.outcomes import METRICS, PRIMARY, Outcome, from_curves, outcome, pass_shares, steps_to
+from klamp.compare.grid import FAILED, log_of, state
+from klamp.compare.outcomes import METRICS, PRIMARY, Curve, Outcome, from_curves, outcome, pass_shares, steps_to
 from klamp.compare.plan import SCHEMA, Entry, Plan
 from klamp.errors import UserError
 from klamp.presets import parse
 from klamp.regions import Region
+from klamp.report.charts import thin
 from klamp.statistics import (
     crossed,
+    detectable,
     holm,
     interquartile_mean,
     mean_interval,
@@ -26,14 +29,22 @@ from klamp.statistics import (
 from klamp.train import rundir
 from klamp.version import __version__
 
+JUDGED = (
+    PRIMARY,
+    "accuracy_greedy",
+    "auc",
+    "largest_drop",
+)  # named beforehand: the family of tests that share one error rate
 LEAST = 3  # seeds; with fewer nothing is ranked
 ALPHA = 0.05
+
+POINTS = 120  # of a curve in results.json and on the page
 
 Row = dict[str, Any]
 
 
-def results(plan: Plan, logs: Sequence[Path] = ()) -> Row:
-    """The comparison as it stands on disk, JSON-ready. ``logs``: files of other trainers, a row each."""
+def results(plan: Plan, logs: Sequence[str] = ()) -> Row:
+    """The comparison as it stands on disk, JSON-ready. ``logs``: [NAME=]FILE of other trainers, a row each."""
     found = {entry.label: {seed: _run(plan, entry, seed) for seed in plan.seeds} for entry in plan.entries}
     outcomes = {
         label: {seed: one for seed, (_, one) in runs.items() if one is not None} for label, runs in found.items()
@@ -43,9 +54,9 @@ def results(plan: Plan, logs: Sequence[Path] = ()) -> Row:
         for one in runs.values():
             curve = one.curves.get("eval/accuracy_sampled", [])
             one.metrics["steps_to_threshold"] = None if threshold is None else steps_to(curve, threshold)
-    metrics, notes = _metrics(outcomes, threshold), _notes(plan, found)
+    others = [_of_log(text) for text in logs]
+    metrics, notes = _metrics(outcomes, others, threshold), _notes(plan, found)
     specs = [_spec(entry, found[entry.label]) for entry in plan.entries]
-    others = [_of_log(path) for path in logs]
     first = next((one for runs in found.values() for directory, one in runs.values() if one), None)
     manifest = _manifest(plan)
     return {
@@ -64,8 +75,9 @@ def results(plan: Plan, logs: Sequence[Path] = ()) -> Row:
         "manifest": manifest,
         "metrics": metrics,
         "specs": [*specs, *others],
-        "summary": [row for name in metrics for row in _summary(name, outcomes)],
-        "differences": [row for name in metrics for row in _differences(name, plan.reference, outcomes)],
+        "summary": [row for name in metrics for row in _summary(name, outcomes)]
+        + [row for one in others for row in one.pop("summary")],
+        "differences": _judged([row for name in metrics for row in _differences(name, plan.reference, outcomes)]),
         "notes": notes + [note for row in others for note in row["log_notes"]],
     }
 
@@ -76,17 +88,24 @@ def _run(plan: Plan, entry: Entry, seed: int) -> tuple[Row, Outcome | None]:
     status = state(cell)
     row: Row = {"seed": seed, "directory": str(cell.directory.relative_to(plan.directory)), "status": status,
                 "collapsed": None, "metrics": {}, "curves": {}, "anatomy": None}  # fmt: skip
-    if status not in ("finished", "failed"):
+    if status == "missing":
         return row, None
     try:
         one = outcome(cell.directory, status == "failed")
     except UserError:
         return row | {"status": "unreadable"}, None
+    if status not in ("finished", "failed"):  # shown as far as it is, and not measured
+        return row | {"curves": _thin(one.curves)}, None
     if status == "failed":
         row["why"] = json.loads((cell.directory / FAILED).read_text()).get("why")
-    row |= {"collapsed": one.collapsed, "metrics": one.metrics, "curves": one.curves, "anatomy": one.anatomy}
+    row |= {"collapsed": one.collapsed, "metrics": one.metrics, "curves": _thin(one.curves), "anatomy": one.anatomy}
     row["pass_at_k"] = {str(k): value for k, value in pass_shares(one).items()}
     return row, one
+
+
+def _thin(curves: Mapping[str, Curve]) -> dict[str, Curve]:
+    """At most POINTS points a curve, means of neighbours; the run directory has all."""
+    return {name: list(thin(curve, POINTS)[0]) for name, curve in curves.items()}
 
 
 def _spec(entry: Entry, runs: Mapping[int, tuple[Row, Outcome | None]]) -> Row:
@@ -114,14 +133,20 @@ def region(text: str) -> Row | None:
     return finite | at | {"ratio": guard.ratio, "scope": guard.scope}
 
 
-def _of_log(path: Path) -> Row:
+def _of_log(text: str) -> Row:
     from klamp.compare.foreign import read_log
 
+    name, equals, rest = text.partition("=")
+    path = Path(rest if equals and not Path(text).exists() else text)
     log = read_log(path)
+    label = name if path != Path(text) else log.name
     measured = from_curves(log.curves)
-    run = {"seed": None, "directory": str(path), "status": "log", "collapsed": None, "anatomy": None,
-           "metrics": {name: measured.get(name) for name in METRICS}, "curves": log.curves}  # fmt: skip
-    return {"label": log.name, "text": None, "asked": None, "same_as": None, "region": None, "runs": [run],
+    metrics = {metric: value for metric in METRICS if (value := measured.get(metric)) is not None}
+    run: Row = {"seed": None, "directory": str(path), "status": "log", "collapsed": None, "anatomy": None, "metrics": metrics,
+                "curves": _thin(log.curves)}  # fmt: skip
+    summary = [{"label": label, "metric": metric, "n": 1, "mean": value, "low": None, "high": None, "iqm": None, "min": value,
+                "max": value, "collapsed": 0, "runs": 1} for metric, value in metrics.items()]  # fmt: skip
+    return {"label": label, "summary": summary, "text": None, "asked": None, "same_as": None, "region": None, "runs": [run],
             "note": "from the log of another trainer: shown, not compared", "log_notes": [f"{path}: {n}" for n in log.notes]}  # fmt: skip
 
 
@@ -135,9 +160,20 @@ def _manifest(plan: Plan) -> Row:
             continue
         settings = {name: value for name, value in data.get("settings", {}).items() if name != "seed"}
         return facts | {"task": data["task"], "model": data["options"].get("model") or _default_model(data["task"]),
-                        "versions": data["versions"], "settings": settings, "threads": plan.threads,
+                        "versions": data["versions"], "settings": settings, "threads": plan.threads, "finished": _finished(plan),
                         "train": plan.train, "config": plan.config}  # fmt: skip
     return facts
+
+
+def _finished(plan: Plan) -> str | None:
+    """When the last run ended, if all have."""
+    ends = []
+    for cell in plan.cells:
+        try:
+            ends.append(rundir.load(cell.directory)["finished"])
+        except UserError:
+            return None
+    return None if None in ends else max(ends)
 
 
 def _default_model(task: str) -> str:
@@ -150,11 +186,15 @@ def _default_model(task: str) -> str:
 # --- metrics over seeds ---------------------------------------------------------------------------------------
 
 
-def _metrics(outcomes: Mapping[str, Mapping[int, Outcome]], threshold: float | None) -> dict[str, Row]:
-    """The metrics that some run has, with what they mean."""
+def _metrics(
+    outcomes: Mapping[str, Mapping[int, Outcome]], logs: Sequence[Row], threshold: float | None
+) -> dict[str, Row]:
+    """The metrics that some run or log has, with what they mean."""
+    measured = [one.metrics for runs in outcomes.values() for one in runs.values()]
+    measured += [run["metrics"] for log in logs for run in log["runs"]]
     found = {}
     for name, (title, unit, better, definition) in METRICS.items():
-        if any(one.metrics.get(name) is not None for runs in outcomes.values() for one in runs.values()):
+        if any(metrics.get(name) is not None for metrics in measured):
             if name == "steps_to_threshold" and threshold is not None:
                 title = f"steps to {100 * threshold:.0f} %"
             found[name] = {"title": title, "unit": unit, "better": better, "definition": definition}
@@ -187,23 +227,34 @@ def _summary(name: str, outcomes: Mapping[str, Mapping[int, Outcome]]) -> list[R
                     "collapsed": sum(bool(one.collapsed) for one in runs.values()), "runs": len(runs)}  # fmt: skip
         if len(values) >= LEAST:
             interval = mean_interval(values)
-            row |= {"low": interval.low, "high": interval.high, "iqm": interquartile_mean(values).value}
+            highest = 1.0 if METRICS[name][1] == "share" else math.inf
+            # No metric is below 0, and no share above 1: an interval that reaches out of there ends there.
+            row |= {
+                "low": max(0.0, interval.low),
+                "high": min(highest, interval.high),
+                "iqm": interquartile_mean(values).value,
+            }
         rows.append(row)
     return rows
 
 
 def _differences(name: str, reference: str, outcomes: Mapping[str, Mapping[int, Outcome]]) -> list[Row]:
-    """Each spec minus the reference, paired by seed; p by Holm's rule over the specs."""
+    """Each spec minus the reference, paired by seed."""
     direction = METRICS[name][2]
     rows = [
         _difference(name, label, outcomes[reference], runs, direction)
         for label, runs in outcomes.items()
         if label != reference
     ]
-    rows = [row for row in rows if row["n"]]
-    for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
+    return [row for row in rows if row["n"]]
+
+
+def _judged(rows: list[Row]) -> list[Row]:
+    """With a verdict on the metrics of JUDGED, their p by Holm's rule over all of these comparisons together."""
+    ours = [row for row in rows if row["metric"] in JUDGED]
+    for row, p in zip(ours, holm([row["p"] for row in ours]), strict=True):
         row["p_holm"] = p
-        row["verdict"] = _verdict(row, direction)
+        row["verdict"] = _verdict(row, METRICS[row["metric"]][2])
     return rows
 
 
@@ -214,20 +265,22 @@ def _difference(
     both = [(seed, base[seed].metrics.get(name), runs[seed].metrics.get(name)) for seed in seeds]
     pairs = [(seed, a, b) for seed, a, b in both if a is not None and b is not None]
     row: Row = {"label": label, "metric": name, "n": len(pairs), "mean": None, "low": None, "high": None, "p": None,
-                "p_holm": None, "sign_p": None, "flip_p": None, "better": 0, "worse": 0, "same": 0, "improvement": None,
-                "needed": None, "values": [[seed, b - a] for seed, a, b in pairs], "crossed": None}  # fmt: skip
+                "p_holm": None, "sign_p": None, "flip_p": None, "better": None, "worse": None, "same": None, "improvement": None,
+                "needed": None, "detectable": None, "verdict": None, "values": [[seed, b - a] for seed, a, b in pairs], "crossed": None}  # fmt: skip
     if not pairs:
         return row
     a, b = [one for _, one, _ in pairs], [one for _, _, one in pairs]
     found = paired_seeds(a, b)
     better, worse = (found.worse, found.better) if direction == "lower" else (found.better, found.worse)
-    row |= {"mean": found.difference.value, "better": better, "worse": worse, "same": found.same}
+    row["mean"] = found.difference.value
     if len(pairs) < LEAST:
         return row
+    if direction is not None:
+        row |= {"better": better, "worse": worse, "same": found.same}
     chance = probability_of_improvement(a, b).value
     row |= {"low": found.difference.low, "high": found.difference.high, "p": found.p, "sign_p": found.p_sign,
-            "flip_p": found.p_sign_flip, "improvement": 1.0 - chance if direction == "lower" else chance,
-            "needed": _needed(found.difference.value, found.deviation),
+            "flip_p": found.p_sign_flip, "improvement": None if direction is None else 1.0 - chance if direction == "lower" else chance,
+            "detectable": detectable(len(pairs), found.deviation) if found.deviation > 0.0 else None, "needed": _needed(found.difference.value, found.deviation),
             "crossed": _crossed(name, base, runs, seeds)}  # fmt: skip
     return row
 
@@ -258,22 +311,33 @@ def _crossed(name: str, base: Mapping[int, Outcome], runs: Mapping[int, Outcome]
     return {"mean": found.mean, "low": found.low, "high": found.high, "questions": found.questions}
 
 
-def _verdict(row: Row, direction: str | None) -> str | None:
-    """better, worse, no difference found; too few seeds; None for a metric that has no better side."""
+def _verdict(row: Row, direction: str | None) -> str:
+    """better, worse, no difference found; too few seeds."""
     if row["n"] < LEAST:
         return "too few seeds"
-    if direction is None:
-        return None
     if row["p_holm"] is None or row["p_holm"] >= ALPHA:
         return "no difference found"
     return "better" if (row["mean"] > 0) == (direction == "higher") else "worse"
+
+
+def _warnings(plan: Plan) -> list[str]:
+    """What runs warned of, each warning once, with the number of runs."""
+    counts: Counter[str] = Counter()
+    for cell in plan.cells:
+        log = log_of(cell)
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        counts.update({line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")})
+    return [f"{count} of {len(plan.cells)} runs warned: {text}" for text, count in counts.items()]
 
 
 def _notes(plan: Plan, found: Mapping[str, Mapping[int, tuple[Row, Outcome | None]]]) -> list[str]:
     notes = []
     open_runs = [row["directory"] for runs in found.values() for row, one in runs.values() if one is None]
     if open_runs:
-        notes.append(f"{len(open_runs)} of {len(plan.cells)} runs have not ended; the same command continues them.")
+        notes.append(
+            f"{len(open_runs)} of {len(plan.cells)} runs have not ended; they continue with the same command: klamp compare, or of "
+            "--print-commands the run's own."
+        )
     failed = [f"{row['directory']} ({row.get('why')})" for runs in found.values() for row, _ in runs.values() if row["status"] == "failed"]  # fmt: skip
     if failed:
         notes.append(f"ended in an error, which counts as a collapse: {'; '.join(failed)}.")
@@ -281,6 +345,8 @@ def _notes(plan: Plan, found: Mapping[str, Mapping[int, tuple[Row, Outcome | Non
         notes.append(f"nothing is ranked with fewer than {LEAST} seeds.")
     if any(one is not None and one.collapsed for runs in found.values() for _, one in runs.values()):
         notes.append("some runs collapsed: then every interval covers less than it says; read the counts and the sign test.")  # fmt: skip
+    notes += plan.facts.get("warnings", [])
+    notes += _warnings(plan)
     notes += [f"{e.label} is the same constraint as {e.same_as}, and runs its text." for e in plan.entries if e.same_as]
     notes += [f"{e.label}: {e.note}" for e in plan.entries if e.note]
     return notes

@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-SHOWN = ("accuracy_sampled", "accuracy_greedy", "auc", "largest_drop", "pass_at_n", "distinct_correct", "kl", "entropy_final", "removed_low", "removed_high")  # fmt: skip
 JUDGED = ("accuracy_sampled", "accuracy_greedy", "auc", "largest_drop")
+SHORT = {
+    "accuracy_sampled": "sampled",
+    "accuracy_greedy": "greedy",
+    "auc": "mean height",
+    "largest_drop": "largest drop",
+}
 
 Row = dict[str, Any]
 
 
 def text(found: Row) -> str:
-    """For a terminal."""
-    lines = [*_aligned(means(found)), ""]
+    """For a terminal: means, and the differences to the reference in each judged metric."""
+    start = "" if found["start"] is None else f"; {number(found['start'], 'share')} before training"
+    lines = [f"held-out accuracy on {found['task']}: mean over seeds, with half of its 95 % interval{start}"]
+    lines += [*_aligned(means(found)), ""]
+    ranked = False
     for metric in JUDGED:
         rows = differences(found, metric)
         if len(rows) > 1:
             lines += [*_aligned(rows), ""]
-    if len(lines) == 1 + len(found["specs"]) + 1:
-        lines.append("nothing is ranked with fewer than 3 seeds")
+            ranked = True
+    if ranked:
+        lines.append(
+            "differences in percentage points, paired by seed; p by Holm's rule over all rows above; seen: the difference that so many "
+            "seeds find in four of five comparisons. No difference found is not equal: read the interval."
+        )
     return "\n".join(lines + [f"note: {note}" for note in found["notes"]])
 
 
-def means(found: Row, metrics: Sequence[str] = SHOWN) -> list[list[str]]:
+def means(found: Row, metrics: Sequence[str] = JUDGED, titles: Mapping[str, str] = SHORT) -> list[list[str]]:
     """Spec, then each metric that is there: mean and half the width of its interval; collapsed of all runs."""
     by = {(row["label"], row["metric"]): row for row in found["summary"]}
     shown = [name for name in metrics if name in found["metrics"]]
-    head = ["spec", *(found["metrics"][name]["title"] for name in shown), "collapsed"]
+    head = ["spec", *(titles.get(name, found["metrics"][name]["title"]) for name in shown), "collapsed"]
     table = [head]
     for spec in found["specs"]:
         label = spec["label"]
@@ -45,14 +57,31 @@ def differences(found: Row, metric: str) -> list[list[str]]:
         return []
     facts = found["metrics"][metric]
     table = [
-        [f"{facts['title']}, minus {found['reference']}", "difference", "95 %", "p (Holm)", "better/worse", "verdict"]
+        [
+            f"{facts['title']}, minus {found['reference']}",
+            "difference",
+            "95 %",
+            "seen",
+            "p (Holm)",
+            "better/worse",
+            "verdict",
+        ]
     ]
     for row in found["differences"]:
-        if row["metric"] == metric and row["verdict"] != "too few seeds":
+        if row["metric"] == metric and row["low"] is not None:
             unit = facts["unit"]
-            interval = "-" if row["low"] is None else f"[{signed(row['low'], unit)}, {signed(row['high'], unit)}]"
-            p = "-" if row["p_holm"] is None else f"{row['p_holm']:.2g}"
-            table.append([row["label"], signed(row["mean"], unit), interval, p, f"{row['better']}/{row['worse']}", row["verdict"] or ""])  # fmt: skip
+            interval = f"[{signed(row['low'], unit)}, {signed(row['high'], unit)}]"
+            p = next(
+                (
+                    f"{row[name]:.2g}{mark}"
+                    for name, mark in (("p_holm", ""), ("p", " (unadjusted)"))
+                    if row[name] is not None
+                ),
+                "-",
+            )
+            seen = "-" if row["detectable"] is None else signed(row["detectable"], unit).lstrip("+")
+            sides = "-" if row["better"] is None else f"{row['better']}/{row['worse']}"
+            table.append([row["label"], signed(row["mean"], unit), interval, seen, p, sides, row["verdict"] or ""])  # fmt: skip
     return table
 
 

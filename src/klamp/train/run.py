@@ -24,12 +24,54 @@ def train(options: Options) -> dict[str, Any]:
     if rundir.is_main():
         rundir.check_writable(options.out)
     parse("grpo" if options.spec is None else options.spec)  # before the slow imports
+    _keep_whole(options)
+    return _run(options, _problem(options), None)
+
+
+def check(options: Options) -> dict[str, Any]:
+    """What a run would do, from its options and data, without the model. Raises UserError as ``train`` does."""
+    _keep_whole(options)
+    asked = _problem(options)
+    config, _, shown = _prepared(options, asked)
+    return {
+        "task": asked.name,
+        "model": asked.model,
+        "spec": str(config.resolved_spec),
+        "rows": len(shown.train),
+        "heldout": len(shown.heldout),
+        "steps": config.max_steps if config.max_steps > 0 else steps_planned(config, len(shown.train)),
+        "updates_per_rollout": config.updates_per_rollout,
+    }
+
+
+def continue_or_train(options: Options) -> dict[str, Any] | None:
+    """Continue the run in ``out``, or start it; None where it has finished. For a scheduler that repeats a command.
+
+    A run that was stopped before its first checkpoint starts anew. Raises UserError without ``out``, and where another
+    process trains there.
+    """
+    if options.out is None:
+        raise UserError("--continue needs --out DIR, the run to continue or to start")
+    directory = Path(options.out)
+    if not rundir.started(directory):
+        return train(options)
+    if rundir.load(directory)["finished"] is not None:
+        return None
+    try:
+        rundir.latest_checkpoint(directory)
+    except UserError:
+        rundir.clear(directory)
+        return train(options)
+    return resume(directory)
+
+
+def _keep_whole(options: Options) -> None:
+    """Paths as absolute ones: a run is resumed from another folder too."""
     local = ("data_dir",) if benchmark(options.dataset) else ()  # else a folder inside the data
-    for name in ("dataset", "model", "few_shot_data", *local):  # kept whole, to be resumed from another folder
+    for name in ("dataset", "model", "few_shot_data", *local):
         value = getattr(options, name)
         if value is not None and Path(value).exists():
             setattr(options, name, str(Path(value).resolve()))
-    return _run(options, _problem(options), None)
 
 
 def resume(directory: Path) -> dict[str, Any]:
@@ -52,9 +94,8 @@ def _problem(options: Options) -> Problem:
         raise UserError(f"the dataset cannot be read: {_reason(error)}") from error
 
 
-def _run(
-    options: Options, asked: Problem, checkpoint: Path | None, earlier: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def _prepared(options: Options, asked: Problem) -> tuple[Any, Any, Problem]:
+    """(TRL's configuration, tokenizer, the problem with its prompts as the model is asked), all checked."""
     quiet()
     _use_threads(asked.model)
     from klamp.train.models import load_tokenizer, model_path
@@ -65,6 +106,13 @@ def _run(
     shown = prompted(asked, options, tokenizer, config.chat_template_kwargs)
     require_rows(shown, config)
     adapter_config(options, asked.model, config.trust_remote_code)  # refused before anything is written
+    return config, tokenizer, shown
+
+
+def _run(
+    options: Options, asked: Problem, checkpoint: Path | None, earlier: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    config, tokenizer, shown = _prepared(options, asked)
     spec = config.resolved_spec
     if checkpoint is None:
         directory, made = rundir.create(options.out, spec, options.seed)
@@ -274,14 +322,8 @@ class Job:
         if self.options.eval_every is not None:
             return self.options.eval_every
         rollout = self.config.updates_per_rollout
-        total = self.config.max_steps if self.config.max_steps > 0 else self._steps_planned()
+        total = self.config.max_steps if self.config.max_steps > 0 else steps_planned(self.config, len(self.rows))
         return int(max(rollout, total // 6 // rollout * rollout))
-
-    def _steps_planned(self) -> int:
-        config = self.config
-        per_step = config.per_device_train_batch_size * config.world_size * config.gradient_accumulation_steps
-        completions = len(self.rows) * config.num_generations * config.num_train_epochs
-        return int(completions * config.num_iterations // per_step)
 
     def _answers(self, greedy: bool, last: bool) -> Any:
         from accelerate.utils import gather_object
@@ -331,6 +373,12 @@ class Job:
             "report": str(self.directory / "report.html"),
             "model": None if interrupted else str(self.directory / "model"),
         }
+
+
+def steps_planned(config: Any, rows: int) -> int:
+    """Optimizer steps of a run whose length is given by epochs."""
+    per_step = config.per_device_train_batch_size * config.world_size * config.gradient_accumulation_steps
+    return int(rows * config.num_generations * config.num_train_epochs * config.num_iterations // per_step)
 
 
 def removed_shares(metrics: Path) -> dict[str, float | None]:

@@ -122,6 +122,21 @@ def locked(directory: Path, doing: str = "training in") -> Iterator[None]:
         yield
 
 
+def started(directory: Path) -> bool:
+    """Whether a run was begun there; a folder that holds no more than our lock is as good as empty."""
+    if not directory.is_dir():
+        return False
+    if {path.name for path in directory.iterdir()} == {".lock"}:
+        (directory / ".lock").unlink()
+    return (directory / MANIFEST).exists()
+
+
+def clear(directory: Path) -> None:
+    """Remove a run that was stopped before its first checkpoint. Raises UserError while a process trains there."""
+    with locked(directory):
+        shutil.rmtree(directory)
+
+
 def in_use(directory: Path) -> bool:
     """Whether some process holds the directory."""
     try:

@@ -73,9 +73,7 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def can_act(self, config: KlampConfig) -> bool:
         """Whether some guard can ever cut: one on another ratio, or several steps per rollout."""
-        guards = self.spec.guards
-        acts = any(guard.ratio != "new/old" or "selects" in guard.traits for guard in guards)
-        return not guards or config.updates_per_rollout > 1 or acts
+        return not self.spec.guards or config.updates_per_rollout > 1 or self.spec.acts_at_once
 
     def _offers(self, config: KlampConfig) -> frozenset[str]:
         rollout = {"logp_rollout"} if self.use_vllm or self.rollout_func is not None else set()

@@ -192,7 +192,7 @@ def _how(found: Sequence[Bundle], size: int, window: int) -> str:
     if any(len(one.seeds) > 1 for one in found):
         counts = {len(one.seeds) for one in found}
         most = f"up to {max(counts)}" if len(counts) > 1 else max(counts)
-        out += f" Line: mean over seeds; band: from the lowest to the highest of {most} seeds."
+        out += f" Line: mean over seeds; band (button Range): from the lowest to the highest of {most} seeds."
     return out
 
 

@@ -26,8 +26,9 @@ def section(c: Comparison) -> str:
     intro = (
         "Each seed is compared with the same seed of the reference: the same questions in the same order, so that what "
         "the seeds have in common drops out. Big mark: mean; whisker: 95 % interval; small dots: the seeds. "
-        "An interval that crosses the line of no difference does not show one. The p values are corrected for the number "
-        "of comparisons (Holm)."
+        "An interval that crosses the line of no difference does not show one, nor that there is none. Better and worse are said of "
+        "the main metrics alone, with p corrected (Holm) for all their comparisons together; of many others some look "
+        "different by chance."
     )
     if not c.judged:
         intro = "Each seed is compared with the same seed of the reference, a dot each. " + too_few(c)

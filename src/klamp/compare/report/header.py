@@ -40,7 +40,7 @@ def header(c: Comparison) -> str:
 
 
 def title(c: Comparison) -> str:
-    count = len(c.specs)
+    count = sum(any(run.status != "log" for run in spec.runs) or not spec.runs for spec in c.specs)
     noun = "1 constraint" if count == 1 else f"{count} constraints"
     task = words(c.facts.get("task"))
     return f"{noun} on {task}, {seeds(len(c.seeds))} each" if task else f"{noun}, {seeds(len(c.seeds))} each"
@@ -125,7 +125,7 @@ def _headline(c: Comparison) -> str:
     defined = [f"{name}: {definition(metric)}" for metric, name in shown]
     foot = "".join(f"<li>{text(one)}</li>" for one in defined)
     if c.judged and shown:
-        foot += f"<li>{text(f'Verdict: on {inside(shown[0][0].title)}, against {c.reference}, seed by seed; p corrected for the number of comparisons (Holm).')}</li>"
+        foot += f"<li>{text(f'Verdict: on {inside(shown[0][0].title)}, against {c.reference}, seed by seed; p corrected (Holm) for all comparisons of the main metrics. No difference found is not equal: read the interval.')}</li>"
     intro = "Means over seeds, with 95 % intervals in brackets." if c.judged else "Means over the seeds that finished."
     told = _told(c)
     copy = '<button type="button" id="copy">Copy as Markdown</button>'
