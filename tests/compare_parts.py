@@ -42,7 +42,7 @@ def write_run(
     (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (directory / "heldout.jsonl").write_text("".join(json.dumps(line) + "\n" for line in outcomes))
     manifest = {
-        "schema": 1, "klamp": "0", "spec": spec, "seed": seed, "task": "sort", "options": {"model": None}, "versions": {"torch": "0"},
+        "schema": 1, "klamp": "0", "spec": spec, "seed": seed, "task": "sort", "options": {"model": None, "spec": spec, "seed": seed}, "versions": {"torch": "0"},
         "settings": {"max_steps": every * (len(sampled) - 1), "seed": seed}, "results": {},
         "finished": "2026-01-01T00:00:00+00:00" if finished else None,
     }  # fmt: skip
@@ -62,7 +62,11 @@ def check(words: list[str]) -> int:
         print("loading\nklamp: there is no option '--nonsense'", file=sys.stderr)
         return 2
     updates = 1 if "--on-policy" in words else 8
-    print(json.dumps({"task": "sort", "model": "embedded:sort", "steps": 10, "updates_per_rollout": updates}))
+    print(
+        json.dumps(
+            {"task": "sort", "model": "embedded:sort", "steps": 10, "updates_per_rollout": updates, "offers": ["row"]}
+        )
+    )
     return 0
 
 
@@ -70,7 +74,8 @@ def main(words: list[str]) -> int:
     """Stands for ``klamp train``: what it does is in its seed. Keeps a line about each start in ``starts`` beside the run.
 
     0-9 finish; 10 ends in an error after a step; 11 cannot start; 12 is killed at its first start, and can be resumed; 13
-    is killed at every start; 14 waits to be interrupted, and can be resumed.
+    is killed at every start; 14 waits to be interrupted, and can be resumed; 15 is killed, and its last
+    checkpoint is broken.
     """
     if "--check" in words:
         return check(words)
@@ -78,6 +83,7 @@ def main(words: list[str]) -> int:
     resumed = "--resume" in given
     directory = Path(given["--resume"] if resumed else given["--out"])
     seed = int(directory.name.removeprefix("seed-"))
+    spec = json.loads((directory / "manifest.json").read_text())["spec"] if resumed else given["--spec"]
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_name(f"{directory.name}.starts").open("a") as file:
         file.write(
@@ -86,14 +92,20 @@ def main(words: list[str]) -> int:
     if seed == 11:
         print("klamp: there is no option '--nonsense'", file=sys.stderr)
         return 2
+    if seed == 15 and resumed and (directory / "checkpoint-10").exists():
+        print("klamp: this checkpoint is broken", file=sys.stderr)
+        return 2
     if seed < 10 or resumed:
-        write_run(directory, [0.3, 0.4 + 0.01 * seed], seed=seed)
+        write_run(directory, [0.3, 0.4 + 0.01 * seed], spec=spec, seed=seed)
         return 0
-    write_run(directory, [0.3, 0.2], seed=seed, finished=False)
+    write_run(directory, [0.3, 0.2], spec=spec, seed=seed, finished=False)
     if seed == 10:
         print("klamp: the policy gradient weight overflows\nstopped at step 10", file=sys.stderr)
         return 2
     if seed == 12:
+        checkpoint(directory, 10)
+    if seed == 15:
+        checkpoint(directory, 5)
         checkpoint(directory, 10)
     if seed == 14:
         checkpoint(directory, 10)

@@ -48,7 +48,7 @@ def starts(folder: Path, seed: int) -> list[str]:
 def test_words_of_train_are_told_from_specs_in_any_order() -> None:
     words = "compare --learning_rate 1e-3 grpo --use_vllm=false --seeds 3 --plain-prompts dapo --jobs 2 --task split"
     mine, theirs = cli._split(cli._parser(), words.split())
-    assert mine == ["compare", "grpo", "--seeds", "3", "dapo", "--jobs", "2"]
+    assert mine == ["compare", "grpo", "dapo", "--seeds", "3", "--jobs", "2"]
     assert theirs == ["--learning_rate", "1e-3", "--use_vllm=false", "--plain-prompts", "--task", "split"]
     assert cli._split(cli._parser(), ["train", "--task", "sort"]) == (["train", "--task", "sort"], [])
 
@@ -175,7 +175,6 @@ def test_a_repeated_command_continues_starts_or_leaves_a_run(tmp_path: Path, mon
     folder.mkdir()
     (folder / ".lock").touch()
     run.continue_or_train(options)
-    assert not (folder / ".lock").exists()
     write_run(folder, [0.3, 0.4], finished=False)
     with rundir.locked(folder), pytest.raises(UserError, match="another process is training"):
         run.continue_or_train(options)
@@ -204,8 +203,68 @@ def test_a_plan_grows_but_never_changes(tmp_path: Path) -> None:
             plan.make(other)
 
 
+def test_a_plan_keeps_labels_reference_and_threshold_when_it_grows(tmp_path: Path) -> None:
+    out = str(tmp_path / "c")
+    near = ["atr_grpo(delta=0.02314001)", "grpo", "atr_grpo(delta=0.02314002)"]
+    plan.make(Options(specs=near[:2], reference="grpo", threshold=0.4, out=out)).write()
+    first = plan.read(Path(out))
+    for asked in (near, ["grpo()"], [PEARSON], ["grpo", "dapo"]):
+        grown = plan.make(Options(specs=asked, out=out))
+        assert grown.entries[:2] == first.entries
+        assert (grown.reference, grown.threshold) == ("grpo", 0.4)
+        assert (
+            len({entry.label for entry in grown.entries})
+            == len({e.folder for e in grown.entries})
+            == len(grown.entries)
+        )
+    assert len(plan.make(Options(specs=["grpo()"], out=out)).entries) == 2
+    assert plan.make(Options(specs=[PEARSON], out=out)).entries[2].same_as == "grpo"
+    assert plan.make(Options(specs=["dapo"], reference="dapo", threshold=0.5, out=out)).reference == "dapo"
+
+
+def test_a_model_beside_is_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m").mkdir()
+    monkeypatch.chdir(tmp_path)
+    made = plan.make(
+        Options(specs=["grpo"], out="c", train=["--model", "m", "--dataset=gsm8k"], config={"few_shot_data": "m"})
+    )
+    assert made.train == ["--model", str(tmp_path / "m"), "--dataset=gsm8k"]
+    assert made.config == {"few_shot_data": str(tmp_path / "m")}
+
+
+@pytest.mark.parametrize("wrong", [
+    {"specs": 5}, {"specs": [1]}, {"specs": {"grpo": 1}}, {"jobs": "two"}, {"jobs": 1.5}, {"threshold": "0.5"}, {"whole": "no"},
+    {"reference": 5}, {"out": 5}, {"base": 5}, {"config": {"x": {1, 2}}}, {"seeds": 3.5}, {"seeds": 10**9}, {"seeds": [2**33]},
+    {"seeds": []}, {"seeds": True},
+])  # fmt: skip
+def test_wrong_types_of_a_file_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        assert Options(**{"specs": ["grpo"]} | wrong).seed_list
+
+
+def test_seeds_of_a_file() -> None:
+    assert Options(specs="grpo", seeds=[3]).seed_list == [3]  # type: ignore[arg-type]
+    assert Options(specs=["grpo"], seeds=3).seed_list == [0, 1, 2]
+    assert Options(specs=["grpo"], seeds=[4, 2]).seed_list == [4, 2]
+
+
 def test_a_plan_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    for text in ("{", "[]", "{}", '{"schema": 2}', '{"schema": 1, "entries": [{"label": 1}]}', "\x00"):
+    plan.make(Options(specs=["grpo"], out=str(tmp_path / "c"))).write()
+    whole = json.loads((tmp_path / "c" / plan.PLAN).read_text())
+    odd = [
+        whole | change
+        for change in ({"seeds": 5}, {"seeds": ["x"]}, {"reference": "x"}, {"threshold": "x"}, {"facts": 5})
+    ]
+    for text in (
+        "{",
+        "[]",
+        "{}",
+        '{"schema": 2}',
+        '{"schema": 1, "entries": [{"label": 1}]}',
+        "\x00",
+        "[" * 9999,
+        *map(json.dumps, odd),
+    ):
         (tmp_path / plan.PLAN).write_text(text)
         with pytest.raises(UserError, match=r"compare\.json"):
             plan.read(tmp_path)
@@ -322,9 +381,47 @@ def test_models_are_dropped_on_demand_and_checkpoints_always(stand_in: Path) -> 
     for drop in (False, True):
         for name in ("model", "checkpoint-3"):
             (cell.directory / name).mkdir(parents=True, exist_ok=True)
-        grid.Grid(made, made.cells, 1, drop)._tidy(cell)
+        grid.Grid(made, [], 1, drop)._tidy(cell)
         assert (cell.directory / "model").exists() is not drop
         assert not (cell.directory / "checkpoint-3").exists()
+
+
+def test_a_checkpoint_that_cannot_be_resumed_is_set_aside_for_the_one_before(
+    stand_in: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "grpo", "--out", str(stand_in), "--seeds", "15,"]) == 0
+    assert [line.split()[0] for line in starts(stand_in / "grpo", 15)] == ["start", "resume", "resume"]
+    assert "checkpoint-10 cannot be resumed and is set aside: this checkpoint is broken" in capsys.readouterr().err
+    assert not (stand_in / "grpo" / "seed-15" / grid.FAILED).exists()
+
+
+def test_what_is_no_run_of_the_comparison_is_refused_and_never_removed(
+    stand_in: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(stand_in, "--seeds", "1") == 0
+    folder = stand_in / "grpo" / "seed-0"
+    whole = (folder / "manifest.json").read_text()
+    broken = [whole.replace('"schema": 1', '"schema": 7'), whole[:40], whole.replace('"seed": 0', '"seed": 4'), whole.replace("grpo()", "dapo()")]  # fmt: skip
+    for text in broken:
+        (folder / "manifest.json").write_text(text)
+        assert compare(stand_in, "--seeds", "1") == 2
+        assert (folder / "manifest.json").read_text() == text
+    (folder / "manifest.json").unlink()
+    assert compare(stand_in, "--seeds", "1") == 2
+    assert "holds something, and no run; move it away" in capsys.readouterr().err
+    assert (folder / "metrics.jsonl").exists()
+    assert len(starts(stand_in / "grpo", 0)) == 1
+
+
+def test_a_second_comparison_in_one_place_changes_nothing(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from klamp.train import rundir
+
+    assert compare(stand_in, "--seeds", "1") == 0
+    before = (stand_in / plan.PLAN).read_bytes()
+    with rundir.locked(stand_in, "comparing in"):
+        assert compare(stand_in, "--seeds", "3") == 2
+    assert "another process is comparing in" in capsys.readouterr().err
+    assert (stand_in / plan.PLAN).read_bytes() == before
 
 
 # --- what a run came to ---------------------------------------------------------------------------------------
@@ -398,7 +495,9 @@ def planted(tmp_path: Path, effect: float, seeds: int, collapse: int = 0, questi
         for number, entry in enumerate(made.entries):
             end = common + number * effect + noise[number]
             end = 0.0 if number and seed < collapse else round(end * questions) / questions
-            write_run(made.cell(entry, seed).directory, [0.3, 0.4, end], seed=seed, questions=questions)
+            write_run(
+                made.cell(entry, seed).directory, [0.3, 0.4, end], spec=entry.text, seed=seed, questions=questions
+            )
     return results(made)
 
 
@@ -429,7 +528,9 @@ def test_p_is_adjusted_for_all_specs_of_a_metric(tmp_path: Path) -> None:
     ends = {"grpo": (0, 0, 0, 0), "dapo": (9, 10, 11, 12), "cispo": (8, 1, 5, 9), "sapo": (1, -1, 1, 0)}
     for entry in made.entries:
         for seed, end in enumerate(ends[entry.label]):
-            write_run(made.cell(entry, seed).directory, [0.3, 0.5 + 0.01 * end], seed=seed, questions=100)
+            write_run(
+                made.cell(entry, seed).directory, [0.3, 0.5 + 0.01 * end], spec=entry.text, seed=seed, questions=100
+            )
     judged = [row for row in results(made)["differences"] if row["metric"] in JUDGED]
     assert len(judged) == 12
     p = sorted(row["p"] for row in judged)
@@ -443,7 +544,7 @@ def test_lower_is_better_where_it_is(tmp_path: Path) -> None:
     made.write()
     for seed in range(4):
         for entry, dip in zip(made.entries, (0.30, 0.01 * seed), strict=True):
-            write_run(made.cell(entry, seed).directory, [0.3, 0.6, 0.6 - dip, 0.6], seed=seed)
+            write_run(made.cell(entry, seed).directory, [0.3, 0.6, 0.6 - dip, 0.6], spec=entry.text, seed=seed)
     found = verdict(results(made), "largest_drop")
     assert found["mean"] < 0
     assert found["verdict"] == "better"
@@ -477,11 +578,78 @@ def test_the_threshold_is_one_for_all(tmp_path: Path) -> None:
     assert set(steps) == {20.0}
 
 
+def test_a_run_that_ended_in_an_error_answers_nothing_from_there_on(tmp_path: Path) -> None:
+    made = plan.make(Options(specs=["grpo", "dapo"], seeds="4", out=str(tmp_path / "c")))
+    made.write()
+    for seed in range(4):
+        write_run(made.cells[2 * seed].directory, [0.3, 0.40 + 0.01 * seed, 0.4], seed=seed)
+        died = write_run(
+            made.cells[2 * seed + 1].directory, [0.3, 0.6], spec=made.entries[1].text, seed=seed, finished=False
+        )
+        (died / "manifest.json").write_text(
+            (died / "manifest.json").read_text().replace('"max_steps": 10', '"max_steps": 20')
+        )
+        (died / grid.FAILED).write_text('{"step": 10, "why": "overflow"}\n')
+    found = results(made)
+    one = found["specs"][1]["runs"][0]["metrics"]
+    assert (one["accuracy_sampled"], one["accuracy_greedy"], one["pass_at_n"]) == (0.0, 0.0, 0.0)
+    assert one["auc"] == pytest.approx(0.3 / 2 / 2)
+    assert one["largest_drop"] == pytest.approx(0.3)
+    row = verdict(found, "accuracy_sampled")
+    assert (row["better"], row["worse"], row["verdict"]) == (0, 4, "no test possible")
+    assert verdict(found, "auc")["verdict"] == "worse"
+
+
+def test_odd_files_of_a_run_are_said_and_never_a_traceback(tmp_path: Path) -> None:
+    made = plan.make(Options(specs=["grpo"], seeds="3", out=str(tmp_path / "c")))
+    made.write()
+    folders = [cell.directory for cell in made.cells]
+    for seed, folder in enumerate(folders):
+        write_run(folder, [0.3, 0.4], seed=seed)
+    line = json.loads((folders[0] / "metrics.jsonl").read_text().splitlines()[1])
+    for name in ("guard/removed_low_histogram", "batch/probability_histogram"):
+        for value in (["x"] * 10, [None] * 10, [float("nan")] * 10):
+            (folders[0] / "metrics.jsonl").write_text(json.dumps(line | {name: value}) + "\n")
+            results(made)
+    (folders[1] / "metrics.jsonl").write_text((folders[1] / "metrics.jsonl").read_text()[:200])
+    (folders[2] / "heldout.jsonl").write_text(
+        '{"step": 0, "greedy": "1", "sampled": "1", "samples": Infinity, "correct": [NaN]}\n'
+    )
+    for name, text in (("failed.json", ""), ("failed.json", "5"), ("manifest.json", "{}")):
+        (folders[2] / name).write_text(text)
+        try:
+            found = results(made)
+        except UserError:
+            continue
+        json.dumps(found, allow_nan=False)
+
+
+def test_a_finished_run_without_its_end_is_said(tmp_path: Path) -> None:
+    made = plan.make(Options(specs=["grpo"], seeds="1", out=str(tmp_path / "c")))
+    made.write()
+    folder = write_run(made.cells[0].directory, [0.3, 0.4])
+    kept = (folder / "metrics.jsonl").read_text().splitlines()[:2]
+    (folder / "metrics.jsonl").write_text("\n".join(kept) + "\n")
+    assert any("its last evaluation is missing" in note for note in results(made)["notes"])
+
+
+def test_logs_have_labels_of_their_own(tmp_path: Path) -> None:
+    made = plan.make(Options(specs=["grpo"], seeds="1", out=str(tmp_path / "c")))
+    made.write()
+    write_run(made.cells[0].directory, [0.3, 0.4])
+    log = tmp_path / "grpo.csv"
+    log.write_text("step,eval/accuracy_sampled,policy/entropy_mean\n1,0.1,0.5\n2,0.06,0.4\n")
+    found = results(made, [f"grpo={log}", str(log), f"mine={log}"])
+    assert [spec["label"] for spec in found["specs"]] == ["grpo", "grpo (log)", "grpo (log) (log)", "mine"]
+    ends = {row["label"]: row["mean"] for row in found["summary"] if row["metric"] == "accuracy_sampled"}
+    assert ends == {"grpo": 0.4, "grpo (log)": 0.06, "grpo (log) (log)": 0.06, "mine": 0.06}
+
+
 def test_runs_that_have_not_ended_are_left_out_and_said(tmp_path: Path) -> None:
     made = plan.make(Options(specs=["grpo", "dapo"], seeds="3", out=str(tmp_path / "c")))
     made.write()
     write_run(made.cells[0].directory, [0.3, 0.4])
-    write_run(made.cells[1].directory, [0.3, 0.4], finished=False)
+    write_run(made.cells[1].directory, [0.3, 0.4], spec=made.cells[1].entry.text, finished=False)
     found = results(made)
     assert [run["status"] for run in found["specs"][0]["runs"]] == ["finished", "missing", "missing"]
     assert any("5 of 6 runs have not ended" in note for note in found["notes"])

@@ -7,9 +7,11 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,37 +20,46 @@ from klamp.compare.options import Options
 from klamp.errors import UserError
 
 PILOT = 16  # optimizer steps of the reference that the rule "removed" is measured over
+MEASURED = "measured"  # in the folder of those steps: they are all there
 
 
 def run(arguments: argparse.Namespace, train: list[str], config: Mapping[str, Any]) -> int:
     """The verb; ``train``: the words of klamp train among the command line's, ``config``: the configuration file."""
-    if arguments.report is not None:
-        return _report(arguments, train)
+    try:
+        return _report(arguments, train) if arguments.report is not None else _compare(arguments, train, config)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise UserError(f"{error.filename}: {error.strerror}") from error
+
+
+def _compare(arguments: argparse.Namespace, train: list[str], config: Mapping[str, Any]) -> int:
     if arguments.add:
         raise UserError("--add belongs to --report DIR")
     from klamp.compare import plan as planning
+    from klamp.compare.grid import Grid
+    from klamp.train import rundir
 
     options = _options(arguments, train, config)
     plan = planning.make(options)
     new = not (plan.directory / planning.PLAN).exists()
     if new:
         _check(plan)
-        plan = plan if plan.calibrated is None else _calibrated(plan)
-    plan.write()
-    _announce(plan)
-    if arguments.print_commands:
-        for cell in plan.cells:
-            print(plan.command(cell))
-        print(f"klamp compare --report {plan.directory} collects them", file=sys.stderr)
-        return 0
-    from klamp.compare.grid import Grid
-    from klamp.train import rundir
-
-    jobs = options.jobs or (os.cpu_count() or 1 if plan.threads == 1 and plan.embedded else 1)
-    print(f"{len(plan.cells)} runs, {jobs} at a time, {plan.threads} threads each", file=sys.stderr, flush=True)
+    plan.directory.mkdir(parents=True, exist_ok=True)
     with rundir.locked(plan.directory, "comparing in"):
+        if new:
+            plan = plan if plan.calibrated is None else _calibrated(plan)
+        plan.write()
+        _announce(plan)
+        if arguments.print_commands:
+            for cell in plan.cells:
+                print(plan.command(cell))
+            print(f"klamp compare --report {plan.directory} collects them", file=sys.stderr)
+            return 0
+        jobs = options.jobs or (os.cpu_count() or 1 if plan.threads == 1 and plan.embedded else 1)
+        print(f"{len(plan.cells)} runs, {jobs} at a time, {plan.threads} threads each", file=sys.stderr, flush=True)
         whole = Grid(plan, plan.cells, jobs, options.drop_models).run()
-    _finish(plan.directory, arguments.json, [])
+        _finish(plan.directory, arguments.json, [])
     if not whole:
         print(f"stopped; the same command with --out {plan.directory} continues", file=sys.stderr)
     return 0 if whole else 130
@@ -82,6 +93,8 @@ def _check(plan: Any) -> None:
     found = json.loads(done.stdout)
     plan.facts |= {name: found[name] for name in ("task", "model", "steps", "updates_per_rollout")}
     specs = [parse(entry.text) for entry in plan.entries]
+    for spec in specs:
+        spec.require(frozenset(found["offers"]), "a run")
     if found["updates_per_rollout"] == 1 and not any(spec.acts_at_once for spec in specs):
         plan.facts["warnings"] = [
             "each rollout has one optimizer step, so new = old at every step and these specs cannot differ; for four give "
@@ -102,7 +115,6 @@ def _options(arguments: argparse.Namespace, train: list[str], config: Mapping[st
     ours = {item.name for item in dataclasses.fields(Options)} - {"train", "config"}
     given = {name: rest.pop(name) for name in list(rest) if name in ours}
     given |= {name: value for name in ours if (value := getattr(arguments, name)) not in (None, [])}
-    given["seeds"] = str(given.get("seeds", Options.seeds))
     return Options(**given, train=train, config=rest)
 
 
@@ -111,39 +123,51 @@ def _calibrated(plan: Any) -> Any:
 
     if plan.calibrated != "removed":
         return calibrated(plan)
-    from klamp.compare.grid import TRAIN
     from klamp.diff import recorded_steps
 
     folder = plan.directory / "calibration"
-    if not _finished(folder):
-        shutil.rmtree(folder, ignore_errors=True)  # what is left of one that was stopped
-        text = next(entry.text for entry in plan.entries if entry.label == plan.reference)
-        words = [*plan.words(text, plan.seeds[0], folder), "--max_steps", str(PILOT)]
-        words += [] if "--record-tokens" in words else ["--record-tokens"]
-        plan.write_options()
-        print(f"{folder}: {PILOT} steps of {text}, to measure what share of the gradient it removes", file=sys.stderr)
-        done = subprocess.run(
-            [*TRAIN, *words, "--json"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env=os.environ | plan.environment,
+    if not (folder / MEASURED).exists():
+        _pilot(plan, folder)
+    return calibrated(plan, recorded_steps(folder / "tokens")[:PILOT])
+
+
+def _pilot(plan: Any, folder: Path) -> None:
+    """The first steps of the reference, as any run makes them, stopped there; its tokens are kept."""
+    from klamp.compare.grid import TRAIN, last_line
+
+    shutil.rmtree(folder, ignore_errors=True)  # what is left of one that was stopped
+    plan.write_options()
+    text = next(entry.text for entry in plan.entries if entry.label == plan.reference)
+    words = plan.words(text, plan.seeds[0], folder)
+    words += [] if any(word.startswith("--record-tokens") for word in words) else ["--record-tokens"]
+    print(f"{folder}: {PILOT} steps of {text}, to measure what share of the gradient it removes", file=sys.stderr)
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [*TRAIN, *words, "--json"], stdout=subprocess.DEVNULL, stderr=said,
+            env=os.environ | plan.environment, start_new_session=True,
         )  # fmt: skip
-        if done.returncode:
-            raise UserError(f"the run to calibrate with fails: {_last_words(done.stderr)}")
-    return calibrated(plan, recorded_steps(folder / "tokens"))
-
-
-def _finished(folder: Path) -> bool:
-    from klamp.train import rundir
-
-    try:
-        return rundir.load(folder)["finished"] is not None
-    except UserError:
-        return False
+        try:
+            while process.poll() is None and last_line(folder / "metrics.jsonl").get("step", 0) < PILOT:
+                time.sleep(0.1)
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)  # it stops after its step
+            process.wait()
+        finally:
+            process.kill()
+        if process.returncode not in (0, 130):
+            said.seek(0)
+            raise UserError(f"the run to calibrate with fails: {_last_words(said.read())}")
+    (folder / MEASURED).touch()
 
 
 def _report(arguments: argparse.Namespace, train: list[str]) -> int:
-    if arguments.specs or train:
+    given = [f"--{name}" for name in ("config", "seeds", "base", "calibrate", "reference", "threshold", "jobs", "out")
+             if getattr(arguments, name) is not None] + ["--whole"] * bool(arguments.whole)  # fmt: skip
+    if arguments.specs or train or given:
         hint = "; say --add before each log" if arguments.add else ""
-        raise UserError(f"--report only reads what is there; leave out {' '.join([*arguments.specs, *train])}{hint}")
+        raise UserError(
+            f"--report only reads what is there; leave out {' '.join([*arguments.specs, *train, *given])}{hint}"
+        )
     _finish(Path(arguments.report), arguments.json, arguments.add or [])
     return 0
 

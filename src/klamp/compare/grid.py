@@ -17,7 +17,7 @@ from types import FrameType
 from typing import IO, Any
 
 from klamp.compare.overview import Overview
-from klamp.compare.plan import Cell, Plan
+from klamp.compare.plan import Cell, Plan, replace_file
 from klamp.errors import UserError
 from klamp.train import rundir
 
@@ -36,25 +36,53 @@ class Job:
     resumed: bool = False
     log: IO[bytes] | None = None
     device: str | None = None
+    step: int = 0  # where it started from
+    said: int = 0  # bytes of its log before
     since: float = field(default_factory=time.monotonic)
 
 
 def state(cell: Cell) -> str:
-    """``finished``, ``failed``, ``running`` (in some process), ``stopped`` (it has a checkpoint) or ``missing``."""
+    """``finished``, ``failed``, ``running`` (in some process), ``stopped`` (it has a checkpoint) or ``missing``.
+
+    Raises UserError for a directory that holds something else, which is never removed.
+    """
     directory = cell.directory
     if (directory / FAILED).exists():
         return "failed"
     if not directory.exists():
         return "missing"
+    if not directory.is_dir():
+        raise UserError(f"{directory} is a file; move it away")
     if rundir.in_use(directory):
         return "running"
-    try:
-        if rundir.load(directory)["finished"] is not None:
-            return "finished"
-        rundir.latest_checkpoint(directory)
-    except UserError:
-        return "missing"  # it has not come as far as its first checkpoint
-    return "stopped"
+    if not rundir.started(directory):
+        if not rundir.empty(directory):
+            raise UserError(f"{directory} holds something, and no run; move it away")
+        return "missing"
+    data = rundir.load(directory)
+    asked = data["options"] if isinstance(data["options"], dict) else {}
+    if (asked.get("spec"), asked.get("seed")) != (cell.entry.text, cell.seed):
+        raise UserError(
+            f"{directory} holds a run of {asked.get('spec')} with seed {asked.get('seed')}, not of {cell.entry.text} with seed "
+            f"{cell.seed}; move it away"
+        )
+    if data["finished"] is not None:
+        return "finished"
+    return "stopped" if checkpoints(directory) else "missing"  # or it has not come as far as its first checkpoint
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """The checkpoints of a run that were written to the end, the last first."""
+    found = [path for path in directory.glob("checkpoint-*") if (path / "klamp_state.json").exists()]
+    found = [path for path in found if path.name.rpartition("-")[2].isdigit()]
+    return sorted(found, key=lambda path: -int(path.name.rpartition("-")[2]))
+
+
+def steps_done(cell: Cell) -> int:
+    """Optimizer steps that a run has logged or saved."""
+    step = last_line(cell.directory / "metrics.jsonl").get("step")
+    saved = [int(path.name.rpartition("-")[2]) for path in checkpoints(cell.directory)[:1]]
+    return max([step if isinstance(step, int) else 0, *saved])
 
 
 class Grid:
@@ -99,7 +127,7 @@ class Grid:
             elif found == "stopped":
                 self.going.append(self._launch(cell, ["--resume", str(cell.directory)], resumed=True))
             elif found == "missing":
-                shutil.rmtree(cell.directory, ignore_errors=True)  # what is left of a start
+                shutil.rmtree(cell.directory, ignore_errors=True)  # what is left of a start, no more
                 self.going.append(self._launch(cell, self.plan.words(cell.entry.text, cell.seed, cell.directory)))
 
     def _launch(self, cell: Cell, words: list[str], resumed: bool = False) -> Job:
@@ -114,7 +142,7 @@ class Grid:
             [*TRAIN, *words, "--json"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=handle, env=environment,
             start_new_session=True,  # a terminal's Ctrl-C reaches us alone: we pass it on, once
         )  # fmt: skip
-        return Job(cell, process, resumed, handle, device)
+        return Job(cell, process, resumed, handle, device, steps_done(cell), log.stat().st_size)
 
     # --- ending ---------------------------------------------------------------------------------------------
 
@@ -139,10 +167,12 @@ class Grid:
             pass  # it has saved a checkpoint
         elif state(cell) == "running":  # one that an earlier command left behind was there first
             self.waiting.insert(0, cell)
-        elif code == 2 and not _begun(cell) and not job.resumed:
-            raise UserError(f"{self.plan.command(cell)}\ndoes not start: {_last_words(cell)}")
-        elif code == 2 and _begun(cell):
-            self._fail(cell, _last_words(cell))
+        elif code == 2 and steps_done(cell) > job.step:
+            self._fail(cell, _last_words(job))
+        elif code == 2 and not job.resumed:
+            raise UserError(
+                f"{cell.entry.label} seed {cell.seed} does not start: {_last_words(job)}\n{self.plan.command(cell)}"
+            )
         else:
             self._again(job, code)
 
@@ -152,16 +182,17 @@ class Grid:
         tried = self.attempts[cell.directory] = self.attempts.get(cell.directory, 0) + 1
         if tried >= ATTEMPTS:
             raise UserError(
-                f"the run {cell.directory} ended {tried} times before its time (exit code {code}): {_last_words(cell)}; "
+                f"the run {cell.directory} ended {tried} times before its time (exit code {code}): {_last_words(job)}; "
                 "the same command continues"
             )
-        if job.resumed and code == 2:
-            shutil.rmtree(cell.directory, ignore_errors=True)
+        if job.resumed and code == 2:  # it cannot be resumed from there: from the one before, or from the start
+            newest = checkpoints(cell.directory)[0]
+            self.overview.say(f"{newest} cannot be resumed and is set aside: {_last_words(job)}")
+            os.replace(newest, newest.with_name(f"unreadable-{newest.name}"))
         self.waiting.insert(0, cell)
 
     def _fail(self, cell: Cell, why: str) -> None:
-        step = last_line(cell.directory / "metrics.jsonl").get("step")
-        (cell.directory / FAILED).write_text(json.dumps({"step": step, "why": why}) + "\n")
+        replace_file(cell.directory / FAILED, json.dumps({"step": steps_done(cell), "why": why}) + "\n")
         self._tidy(cell)
         self.overview.done(cell, None, why)
 
@@ -208,19 +239,15 @@ def _devices() -> list[str]:
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
-def _begun(cell: Cell) -> bool:
-    return int(last_line(cell.directory / "metrics.jsonl").get("step", 0)) > 0
-
-
 def log_of(cell: Cell) -> Path:
     """The file with what a run says."""
     return cell.directory.with_name(f"{cell.directory.name}.log")
 
 
-def _last_words(cell: Cell) -> str:
-    """What a run said last."""
-    log = log_of(cell)
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+def _last_words(job: Job) -> str:
+    """What a run said last, since it was started."""
+    log = log_of(job.cell)
+    lines = log.read_bytes()[job.said :].decode(errors="replace").splitlines() if log.exists() else []
     said = [line for line in lines if line.startswith("klamp: ")] or [line for line in lines if line.strip()]
     return f"{said[-1].removeprefix('klamp: ')} ({log})" if said else f"{log} is empty"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from klamp.errors import UserError, check_choice
 
 CALIBRATIONS = ("upper", "lower", "log_width", "worst_tv", "removed")
-SEEDS, SAMPLES = 5, 8
+SEEDS, SAMPLES, MOST_SEEDS = 5, 8, 1000
 
 EPILOG = f"""\
 Every option of klamp train is an option too, and goes to each run: --task split --max_steps 160 --model M --dataset D.
@@ -32,7 +33,7 @@ class Options:
     """``train``: words for klamp train, ``config``: its options from the configuration file."""
 
     specs: list[str] = field(default_factory=list)
-    seeds: str = str(SEEDS)
+    seeds: Any = str(SEEDS)
     base: str = "grpo"
     whole: bool = False
     calibrate: str | None = None
@@ -45,8 +46,20 @@ class Options:
     config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.specs or not all(isinstance(spec, str) for spec in self.specs):
+        if isinstance(self.specs, str):
+            self.specs = [self.specs]
+        if not self.specs or not isinstance(self.specs, list) or not all(isinstance(spec, str) for spec in self.specs):
             raise UserError("give the specs to compare, for example: klamp compare atr_grpo grpo dapo")
+        for name, (kind, means) in _KINDS.items():
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+                raise UserError(f"{name}={value!r} must be {means}")
+        try:
+            json.dumps(self.config)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserError(
+                f"the configuration has a value that is no text, number, list or mapping: {error}"
+            ) from error
         if self.calibrate is not None:
             check_choice("calibrate", self.calibrate, CALIBRATIONS)
         if self.jobs is not None and self.jobs < 1:
@@ -67,17 +80,28 @@ class Options:
     @property
     def seed_list(self) -> list[int]:
         """``5`` means 0 to 4; ``3,7,9`` these, and ``7,`` one."""
-        text = str(self.seeds).strip("[]() ")
+        text = ",".join([*map(str, self.seeds), ""]) if isinstance(self.seeds, list) else str(self.seeds)
         try:
             numbers = [int(part) for part in text.split(",") if part.strip()]
+            if len(numbers) == 1 and "," not in text and numbers[0] > MOST_SEEDS:
+                raise UserError(
+                    f"seeds={self.seeds!r} is a number of seeds, at most {MOST_SEEDS}; '{numbers[0]},' means that one"
+                )
+        except UserError:
+            raise
         except ValueError:
             raise UserError(f"seeds={self.seeds!r} must be a number of seeds, or seeds by commas") from None
         found = list(range(*numbers)) if len(numbers) == 1 and "," not in text else list(dict.fromkeys(numbers))
-        if not found or min(found) < 0:
-            raise UserError(f"seeds={self.seeds!r} must be at least one seed, none below 0")
+        if not found or min(found) < 0 or max(found) >= 2**32:
+            raise UserError(f"seeds={self.seeds!r} must be at least one seed, each from 0 to 2^32 - 1")
         return found
 
 
+_KINDS: dict[str, tuple[Any, str]] = {
+    "base": (str, "a spec"), "whole": (bool, "true or false"), "calibrate": (str, f"one of {', '.join(CALIBRATIONS)}"),
+    "reference": (str, "one of the specs"), "threshold": ((int, float), "a number"), "jobs": (int, "a whole number"),
+    "out": (str, "a directory"), "drop_models": (bool, "true or false"), "seeds": ((str, int, list), "a number, or seeds"),
+}  # fmt: skip
 _OWN = {
     "--spec": "give the specs as words, klamp compare A B", "--seed": "give --seeds", "--resume": "the same command continues",
     "--output_dir": "give --out", "--continue": "the same command continues", "--check": "it is checked anyway", "--dry-run": "klamp train --dry-run tries one run", "--help-trl": "klamp train --help-trl",
@@ -113,11 +137,12 @@ def add_parser(verbs: Any) -> None:
 
 
 def split(words: list[str], ours: argparse.ArgumentParser, flags: Collection[str]) -> tuple[list[str], list[str]]:
-    """(words of compare, words of klamp train): of an option of the latter's, the word after it too.
+    """(words of compare, the specs first; words of klamp train): of an option of the latter's, the word after it too.
 
     ``flags``: those of klamp train's options that take no value.
     """
     own = {name: action.nargs != 0 for action in ours._actions for name in action.option_strings}
+    specs: list[str] = []
     mine: list[str] = []
     theirs: list[str] = []
     rest = list(words)
@@ -125,11 +150,11 @@ def split(words: list[str], ours: argparse.ArgumentParser, flags: Collection[str
         word = rest.pop(0)
         name, equals, _ = word.partition("=")
         if not word.startswith("--"):
-            mine.append(word)
+            specs.append(word)
             continue
         takes = own.get(name, name not in flags)
         into = mine if name in own else theirs
         into.append(word)
         if takes and not equals and rest and not rest[0].startswith("--"):
             into.append(rest.pop(0))
-    return mine, theirs
+    return [*specs, *mine], theirs

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from klamp.errors import UserError
 from klamp.metrics import PROBABILITY_EDGES
 from klamp.report import Run, load_run
 from klamp.report.run import finite, points
@@ -59,26 +60,64 @@ class Outcome:
     collapsed: bool | None = None
     start: float | None = None
     samples: int = 1
+    notes: list[str] = field(default_factory=list)
     questions: dict[str, list[float]] = field(default_factory=dict)
 
 
 def outcome(directory: Path, failed: bool = False) -> Outcome:
-    """What a run directory says, whole or not; ``failed``: it ended in an error, which counts as a collapse."""
+    """What a run directory says, whole or not.
+
+    ``failed``: it ended in an error. Then it has no model: it answers nothing, from the step of the error on, and has
+    collapsed. Raises UserError where the files do not say what a run says.
+    """
+    try:
+        return _outcome(directory, failed)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, IndexError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{directory} cannot be read: {type(error).__name__} {error}") from error
+
+
+def _outcome(directory: Path, failed: bool) -> Outcome:
     run = load_run(directory)
     curves: dict[str, Curve] = {name: points(run, getattr(run, kind), name) for name, kind in CURVES.items()}
     curves["removed_share"] = _removed(run)
+    samples, questions = _questions(directory)
+    if failed:
+        curves, questions = _nothing_after(run, curves), {name: [0.0] * len(found) for name, found in questions.items()}
     found = from_curves(curves) | _counted(run)
     found["seconds"] = max((finite(row.get("seconds")) or 0.0 for row in run.train.values()), default=None)
     found["kl_sequence"] = _mean(value for _, value in points(run, run.train, "policy/kl_old_new_sequence_mean"))
     last = run.evals[max(run.evals)] if run.evals else {}
-    samples, questions = _questions(directory)
     if samples > 1:
-        found["pass_at_n"] = finite(last.get("eval/pass_share"))
-        found["distinct_correct"] = finite(last.get("eval/distinct_correct_mean"))
+        found["pass_at_n"] = 0.0 if failed else finite(last.get("eval/pass_share"))
+        found["distinct_correct"] = 0.0 if failed else finite(last.get("eval/distinct_correct_mean"))
     start = next((value for _, value in curves["eval/accuracy_sampled"] if value is not None), None)
-    metrics = {name: found.get(name) for name in METRICS}
+    metrics = {name: finite(found.get(name)) for name in METRICS}
     gone = failed or (start is not None and metrics[PRIMARY] is not None and metrics[PRIMARY] < COLLAPSE * start)  # type: ignore[operator]
-    return Outcome(metrics, curves, _anatomy(run), gone, start, samples, questions)
+    return Outcome(metrics, curves, _anatomy(run), gone, start, samples, run.notes + _cut_off(run, failed), questions)
+
+
+def _nothing_after(run: Run, curves: dict[str, Curve]) -> dict[str, Curve]:
+    """The curves of a run that ended in an error: its accuracy is 0 from there to where it should have ended."""
+    step = max([*run.train, *run.evals, 0])
+    settings = run.manifest.get("settings")
+    planned = settings.get("max_steps") if isinstance(settings, dict) else None
+    ends = sorted({step, planned if isinstance(planned, int) and planned > step else step})
+    accuracy: dict[str, Curve] = {
+        name: [point for point in curves[name] if point[0] < step] + [(end, 0.0) for end in ends]
+        for name in CURVES
+        if name.startswith("eval/")
+    }
+    return curves | accuracy
+
+
+def _cut_off(run: Run, failed: bool) -> list[str]:
+    """Whether a run that is called finished lacks its end."""
+    last, measured = max(run.train, default=0), max(run.evals, default=-1)
+    if failed or run.manifest.get("finished") is None or measured >= last > 0:
+        return []
+    return ["its last evaluation is missing, so what stands for its end is an earlier one"]
 
 
 def from_curves(curves: dict[str, Curve]) -> dict[str, float | None]:
@@ -149,7 +188,10 @@ def _anatomy(run: Run) -> dict[str, Any] | None:
     seen = False
     for row in run.train.values():
         lists = {name: row.get(metric) for name, metric in names.items()}
-        if not all(isinstance(found, list) and len(found) == bins for found in lists.values()):
+        if not all(
+            isinstance(found, list) and len(found) == bins and None not in map(finite, found)
+            for found in lists.values()
+        ):
             continue
         seen = True
         for name, found in lists.items():
@@ -173,12 +215,12 @@ def _questions(directory: Path) -> tuple[int, dict[str, list[float]]]:
     for line in reversed(lines):
         try:
             row = json.loads(line)
-            samples = int(row.get("samples", 1))
+            samples = max(1, int(row.get("samples", 1)))
             marks = {name: [float(mark == "1") for mark in row[name]] for name in ("greedy", "sampled")}
             if samples > 1:
-                marks["sampled"] = [count / samples for count in row["correct"]]
+                marks["sampled"] = [min(max(count / samples, 0.0), 1.0) for count in row["correct"]]
             return samples, marks
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             continue  # the last line of a killed run
     return 1, {}
 

@@ -68,7 +68,8 @@ class Overview:
             return "?"
         done = self.finished - self.first + running
         pace = (time.monotonic() - self.start) / done
-        return time.strftime("%H:%M:%S", time.gmtime(max(0.0, pace * (self.total - self.first - done))))
+        minutes, seconds = divmod(round(max(0.0, pace * (self.total - self.first - done))), 60)
+        return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
 
 
 class Progress:
@@ -96,6 +97,6 @@ def _progress(directory: Path) -> tuple[int, int | None, float | None]:
         for line in (directory / "metrics.jsonl").read_text().splitlines():
             row = json.loads(line)
             step, accuracy = row["step"], row.get("eval/accuracy_sampled", accuracy)
-    except (OSError, ValueError, KeyError):
-        pass
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass  # being written, or no run of ours
     return step, total if isinstance(total, int) and total > 0 else None, accuracy

@@ -136,13 +136,29 @@ def read(directory: Path) -> Plan:
         rest = {
             item.name: data[item.name] for item in dataclasses.fields(Plan) if item.name not in ("directory", "entries")
         }
-        return Plan(directory, entries, **rest)
+        plan = Plan(directory, entries, **rest)
+        _check_types(plan)
+        return plan
     except FileNotFoundError:
         raise UserError(f"{directory} is not a comparison: it has no {PLAN}; give the --out of klamp compare") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path} is not a plan of klamp compare: {type(error).__name__} {error}") from error
+
+
+def _check_types(plan: Plan) -> None:
+    """Raise TypeError unless the values of a file are what a plan holds."""
+    texts = [value for entry in plan.entries for value in (entry.label, entry.folder, entry.asked, entry.text)]
+    numbers = [*plan.seeds, plan.threads]
+    if (
+        not all(isinstance(text, str) for text in [*texts, *plan.train])
+        or not all(isinstance(number, int) for number in numbers)
+        or not (isinstance(plan.config, dict) and isinstance(plan.facts, dict))
+        or not (plan.threshold is None or isinstance(plan.threshold, float))
+        or plan.reference not in [entry.label for entry in plan.entries]
+    ):
+        raise TypeError("its values are not those of a plan")
 
 
 def make(options: Options) -> Plan:
@@ -151,22 +167,34 @@ def make(options: Options) -> Plan:
     Raises UserError where the plan on disk was made with other options of training.
     """
     directory = Path(options.out) if options.out else _fresh()
-    entries = _entries(options)
-    labels = [entry.label for entry in entries]
-    wanted = options.reference
-    near = [entry.label for entry in entries if wanted in (entry.label, entry.asked)]
-    if wanted is not None and not near:
-        raise UserError(f"the reference {wanted!r} is none of the specs; {did_you_mean(wanted, labels)}")
-    embedded = _embedded(options.train, options.config)
+    train, config = _whole_paths(options.train, options.config)
+    embedded = _embedded(train, config)
+    old = read(directory) if (directory / PLAN).exists() else None
+    entries = _entries(options, [] if old is None else old.entries)
+    reference = _reference(options, entries)
     plan = Plan(
-        directory, entries, options.seed_list, near[0] if near else labels[0], None if options.whole else options.base,
-        options.calibrate, options.train, options.config, _threads(embedded, options.jobs),
-        options.threshold, {"command": rundir.command_line(), "git_commit": rundir.git_commit(), "started": rundir.now()},
+        directory, entries, options.seed_list, reference or entries[0].label, None if options.whole else options.base,
+        options.calibrate, train, config, _threads(embedded, options.jobs),
+        None if options.threshold is None else float(options.threshold),
+        {"command": rundir.command_line(), "git_commit": rundir.git_commit(), "started": rundir.now()},
     )  # fmt: skip
-    if not (directory / PLAN).exists():
+    if old is None:
         _check_free(directory, options.out)
         return plan
-    return _extended(read(directory), plan)
+    return _extended(old, plan, reference)
+
+
+def _reference(options: Options, entries: list[Entry]) -> str | None:
+    """The label of the reference that was asked for."""
+    wanted = options.reference
+    if wanted is None:
+        return None
+    found = [entry.label for entry in entries if wanted in (entry.label, entry.asked)]
+    if not found:
+        raise UserError(
+            f"the reference {wanted!r} is none of the specs; {did_you_mean(wanted, [e.label for e in entries])}"
+        )
+    return found[0]
 
 
 def calibrated(plan: Plan, batches: Sequence[Batch] | None = None) -> Plan:
@@ -200,12 +228,13 @@ def _note(one: Calibrated) -> str | None:
 
 
 def _check_free(directory: Path, out: str | None) -> None:
-    if directory.is_dir() and any(directory.iterdir()):
+    ours = {".lock", TRAIN, "calibration"}  # what is left where a comparison was stopped before its plan was written
+    if directory.is_dir() and not {path.name for path in directory.iterdir()} <= ours:
         raise UserError(f"{directory} is not empty, and no comparison; give another --out")
-    rundir.check_writable(out)
+    rundir.check_writable(None if directory.is_dir() else out)
 
 
-def _extended(old: Plan, new: Plan) -> Plan:
+def _extended(old: Plan, new: Plan, reference: str | None) -> Plan:
     """The plan on disk with the specs and seeds of the new one."""
     for name, shown in _DECIDES.items():
         if getattr(old, name) != getattr(new, name):
@@ -213,38 +242,56 @@ def _extended(old: Plan, new: Plan) -> Plan:
                 f"{old.directory} was started with {shown(getattr(old, name))}, this asks for {shown(getattr(new, name))}: "
                 "its runs would not be comparable; give another --out"
             )
-    known = {entry.label: entry for entry in old.entries}
-    for entry in new.entries:
-        before = known.get(entry.label)
-        if before is not None and before.asked != entry.asked:
-            raise UserError(
-                f"{old.directory} has {entry.label!r} as {before.asked}, this asks for {entry.asked}; give another --out"
-            )
-    if old.calibrated and (new.reference != old.reference or set(known) != set(known) | {e.label for e in new.entries}):
+    more = len(new.entries) > len(old.entries)
+    if old.calibrated and (more or reference not in (None, old.reference)):
         raise UserError(
             f"{old.directory} is calibrated to {old.reference}: other specs or another reference need another --out"
         )
-    for entry in new.entries:
-        known.setdefault(entry.label, entry)
-    seeds = list(dict.fromkeys([*old.seeds, *new.seeds]))
     return dataclasses.replace(
-        old, entries=list(known.values()), seeds=seeds, reference=new.reference, threshold=new.threshold
-    )
+        old, entries=new.entries, seeds=list(dict.fromkeys([*old.seeds, *new.seeds])),
+        reference=reference or old.reference, threshold=old.threshold if new.threshold is None else new.threshold,
+    )  # fmt: skip
 
 
-def _entries(options: Options) -> list[Entry]:
-    """The specs as they will run, by label."""
+def _entries(options: Options, known: list[Entry]) -> list[Entry]:
+    """The specs as they will run: those that are there already, as they are, then the new ones, under labels of their own."""
     from klamp.compare.specs import labels, slug, under, unify
     from klamp.presets import parse
 
-    asked = [parse(text) for text in options.specs]
+    there = [parse(entry.asked) for entry in known]
+    texts = [text for text in options.specs if not known or parse(text) not in there]
+    asked = [parse(text) for text in texts]
     base = parse(options.base)
     composed = asked if options.whole else [under(base, spec) for spec in asked]
-    names = labels(asked)
-    found = unify(composed)
-    texts = [text for text, _ in found]
-    same = [None if first is None else names[first] for _, first in found]
-    return [Entry(*each) for each in zip(names, map(slug, names), options.specs, texts, same, strict=True)]
+    names = labels([*there, *asked])[len(there) :] if asked else []
+    taken = {entry.label for entry in known}
+    names = [name if name not in taken else f"{name} ({number})" for number, name in enumerate(names, 2)]
+    every = [entry.label for entry in known] + names
+    found = unify([*(parse(entry.text) for entry in known), *composed])[len(known) :]
+    same = [None if first is None else every[first] for _, first in found]
+    return known + [
+        Entry(*each) for each in zip(names, map(slug, names), texts, (t for t, _ in found), same, strict=True)
+    ]
+
+
+_PATHS = ("model", "dataset", "few_shot_data")
+
+
+def _whole_paths(train: list[str], config: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Options that name a file or folder here, as absolute paths: the same from any folder."""
+
+    def whole(value: Any) -> Any:
+        return str(Path(value).resolve()) if isinstance(value, str) and value and Path(value).exists() else value
+
+    words = list(train)
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.lstrip("-").replace("-", "_") in _PATHS and name.startswith("--"):
+            if equals:
+                words[place] = f"{name}={whole(value)}"
+            elif place + 1 < len(words):
+                words[place + 1] = whole(words[place + 1])
+    return words, {name: whole(value) if name in _PATHS else value for name, value in config.items()}
 
 
 _DECIDES: dict[str, Callable[[Any], str]] = {
@@ -281,6 +328,6 @@ def _fresh() -> Path:
 
 def replace_file(path: Path, text: str) -> None:
     """Write a file at once."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text)
     os.replace(temporary, path)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from klamp.compare.grid import FAILED, log_of, state
+from klamp.compare.grid import FAILED, last_line, log_of, state
 from klamp.compare.outcomes import METRICS, PRIMARY, Curve, Outcome, from_curves, outcome, pass_shares, steps_to
 from klamp.compare.plan import SCHEMA, Entry, Plan
 from klamp.errors import UserError
@@ -54,7 +53,9 @@ def results(plan: Plan, logs: Sequence[str] = ()) -> Row:
         for one in runs.values():
             curve = one.curves.get("eval/accuracy_sampled", [])
             one.metrics["steps_to_threshold"] = None if threshold is None else steps_to(curve, threshold)
-    others = [_of_log(text) for text in logs]
+    taken = {entry.label for entry in plan.entries}
+    others = [_of_log(text, taken) for text in logs]
+    twins = {entry.label: entry.same_as for entry in plan.entries if entry.same_as is not None}
     metrics, notes = _metrics(outcomes, others, threshold), _notes(plan, found)
     specs = [_spec(entry, found[entry.label]) for entry in plan.entries]
     first = next((one for runs in found.values() for directory, one in runs.values() if one), None)
@@ -77,7 +78,9 @@ def results(plan: Plan, logs: Sequence[str] = ()) -> Row:
         "specs": [*specs, *others],
         "summary": [row for name in metrics for row in _summary(name, outcomes)]
         + [row for one in others for row in one.pop("summary")],
-        "differences": _judged([row for name in metrics for row in _differences(name, plan.reference, outcomes)]),
+        "differences": _judged(
+            [row for name in metrics for row in _differences(name, plan.reference, outcomes)], twins
+        ),
         "notes": notes + [note for row in others for note in row["log_notes"]],
     }
 
@@ -92,12 +95,14 @@ def _run(plan: Plan, entry: Entry, seed: int) -> tuple[Row, Outcome | None]:
         return row, None
     try:
         one = outcome(cell.directory, status == "failed")
-    except UserError:
-        return row | {"status": "unreadable"}, None
+    except UserError as error:
+        return row | {"status": "unreadable", "why": str(error)}, None
     if status not in ("finished", "failed"):  # shown as far as it is, and not measured
         return row | {"curves": _thin(one.curves)}, None
     if status == "failed":
-        row["why"] = json.loads((cell.directory / FAILED).read_text()).get("why")
+        row["why"] = last_line(cell.directory / FAILED).get("why")
+    if one.notes:
+        row["notes"] = one.notes
     row |= {"collapsed": one.collapsed, "metrics": one.metrics, "curves": _thin(one.curves), "anatomy": one.anatomy}
     row["pass_at_k"] = {str(k): value for k, value in pass_shares(one).items()}
     return row, one
@@ -133,13 +138,17 @@ def region(text: str) -> Row | None:
     return finite | at | {"ratio": guard.ratio, "scope": guard.scope}
 
 
-def _of_log(text: str) -> Row:
+def _of_log(text: str, taken: set[str]) -> Row:
+    """A log as a row, under a label that is none of those taken."""
     from klamp.compare.foreign import read_log
 
     name, equals, rest = text.partition("=")
     path = Path(rest if equals and not Path(text).exists() else text)
     log = read_log(path)
     label = name if path != Path(text) else log.name
+    while label in taken:
+        label += " (log)"
+    taken.add(label)
     measured = from_curves(log.curves)
     metrics = {metric: value for metric in METRICS if (value := measured.get(metric)) is not None}
     run: Row = {"seed": None, "directory": str(path), "status": "log", "collapsed": None, "anatomy": None, "metrics": metrics,
@@ -158,9 +167,12 @@ def _manifest(plan: Plan) -> Row:
             data = rundir.load(cell.directory)
         except UserError:
             continue
-        settings = {name: value for name, value in data.get("settings", {}).items() if name != "seed"}
-        return facts | {"task": data["task"], "model": data["options"].get("model") or _default_model(data["task"]),
-                        "versions": data["versions"], "settings": settings, "threads": plan.threads, "finished": _finished(plan),
+        said = data.get("settings")
+        settings = {name: value for name, value in said.items() if name != "seed"} if isinstance(said, dict) else {}
+        asked = data["options"] if isinstance(data["options"], dict) else {}
+        task = facts.get("task") or str(data.get("task"))
+        model = facts.get("model") or asked.get("model") or _default_model(task)
+        return facts | {"task": task, "model": model, "versions": data.get("versions"), "settings": settings, "threads": plan.threads, "finished": _finished(plan),
                         "train": plan.train, "config": plan.config}  # fmt: skip
     return facts
 
@@ -170,10 +182,10 @@ def _finished(plan: Plan) -> str | None:
     ends = []
     for cell in plan.cells:
         try:
-            ends.append(rundir.load(cell.directory)["finished"])
+            ends.append(str(rundir.load(cell.directory)["finished"] or ""))
         except UserError:
             return None
-    return None if None in ends else max(ends)
+    return None if "" in ends else max(ends)
 
 
 def _default_model(task: str) -> str:
@@ -249,12 +261,20 @@ def _differences(name: str, reference: str, outcomes: Mapping[str, Mapping[int, 
     return [row for row in rows if row["n"]]
 
 
-def _judged(rows: list[Row]) -> list[Row]:
-    """With a verdict on the metrics of JUDGED, their p by Holm's rule over all of these comparisons together."""
-    ours = [row for row in rows if row["metric"] in JUDGED]
+def _judged(rows: list[Row], twins: Mapping[str, str]) -> list[Row]:
+    """With a verdict on the metrics of JUDGED, their p by Holm's rule over all of these comparisons together.
+
+    ``twins``: specs that are another one again, by its label; they ask nothing new and have the other's verdict.
+    """
+    ours = [row for row in rows if row["metric"] in JUDGED and row["label"] not in twins]
     for row, p in zip(ours, holm([row["p"] for row in ours]), strict=True):
         row["p_holm"] = p
         row["verdict"] = _verdict(row, METRICS[row["metric"]][2])
+    known = {(row["label"], row["metric"]): row for row in ours}
+    for row in rows:
+        twin = known.get((twins.get(row["label"], ""), row["metric"]))
+        if twin is not None:
+            row |= {"p_holm": twin["p_holm"], "verdict": twin["verdict"]}
     return rows
 
 
@@ -307,15 +327,17 @@ def _crossed(name: str, base: Mapping[int, Outcome], runs: Mapping[int, Outcome]
             matrix.append([b - a for a, b in zip(one, other, strict=True)])
     if len(matrix) < LEAST or len(set(map(len, matrix))) != 1 or len(matrix[0]) < 2:
         return None
-    found = crossed(matrix)
-    return {"mean": found.mean, "low": found.low, "high": found.high, "questions": found.questions}
+    found = crossed(matrix).to_dict()
+    return {name: found[name] for name in ("mean", "low", "high", "questions")}
 
 
 def _verdict(row: Row, direction: str | None) -> str:
-    """better, worse, no difference found; too few seeds."""
+    """better, worse, no difference found, no test possible, or too few seeds."""
     if row["n"] < LEAST:
         return "too few seeds"
-    if row["p_holm"] is None or row["p_holm"] >= ALPHA:
+    if row["p_holm"] is None:
+        return "no test possible"  # the seeds differ by the same amount, all of them
+    if row["p_holm"] >= ALPHA:
         return "no difference found"
     return "better" if (row["mean"] > 0) == (direction == "higher") else "worse"
 
@@ -341,6 +363,8 @@ def _notes(plan: Plan, found: Mapping[str, Mapping[int, tuple[Row, Outcome | Non
     failed = [f"{row['directory']} ({row.get('why')})" for runs in found.values() for row, _ in runs.values() if row["status"] == "failed"]  # fmt: skip
     if failed:
         notes.append(f"ended in an error, which counts as a collapse: {'; '.join(failed)}.")
+    notes += [f"{row['directory']}: {note}" for runs in found.values() for row, _ in runs.values() for note in row.get("notes", ())]  # fmt: skip
+    notes += [row["why"] for runs in found.values() for row, _ in runs.values() if row["status"] == "unreadable"]
     if len(plan.seeds) < LEAST:
         notes.append(f"nothing is ranked with fewer than {LEAST} seeds.")
     if any(one is not None and one.collapsed for runs in found.values() for _, one in runs.values()):

@@ -32,6 +32,8 @@ def check(options: Options) -> dict[str, Any]:
     """What a run would do, from its options and data, without the model. Raises UserError as ``train`` does."""
     _keep_whole(options)
     asked = _problem(options)
+    from klamp.train.trainer import OFFERS
+
     config, _, shown = _prepared(options, asked)
     return {
         "task": asked.name,
@@ -41,6 +43,7 @@ def check(options: Options) -> dict[str, Any]:
         "heldout": len(shown.heldout),
         "steps": config.max_steps if config.max_steps > 0 else steps_planned(config, len(shown.train)),
         "updates_per_rollout": config.updates_per_rollout,
+        "offers": sorted(OFFERS | ({"logp_rollout"} if config.use_vllm else set())),
     }
 
 

@@ -72,7 +72,7 @@ def check_writable(out: str | None) -> None:
 def _check_target(target: Path, out: str | None) -> None:
     if target.exists() and not target.is_dir():
         raise UserError(f"{target} is a file; give --out a directory that does not exist yet")
-    if out is not None and target.is_dir() and any(target.iterdir()):
+    if out is not None and target.is_dir() and not empty(target):
         raise UserError(f"{target} is not empty; give another --out, or continue that run with --resume {target}")
     nearest = next(parent for parent in [target, *target.absolute().parents] if parent.exists())
     if not os.access(nearest, os.W_OK | os.X_OK) or not nearest.is_dir():
@@ -123,12 +123,13 @@ def locked(directory: Path, doing: str = "training in") -> Iterator[None]:
 
 
 def started(directory: Path) -> bool:
-    """Whether a run was begun there; a folder that holds no more than our lock is as good as empty."""
-    if not directory.is_dir():
-        return False
-    if {path.name for path in directory.iterdir()} == {".lock"}:
-        (directory / ".lock").unlink()
+    """Whether a run was begun there."""
     return (directory / MANIFEST).exists()
+
+
+def empty(directory: Path) -> bool:
+    """Whether there is nothing but perhaps the lock of a process that has just begun."""
+    return all(path.name == ".lock" for path in directory.iterdir())
 
 
 def clear(directory: Path) -> None:
@@ -215,7 +216,11 @@ def latest_checkpoint(directory: Path) -> Path:
         raise UserError(f"{directory} has no complete checkpoint to resume from; start again without --resume")
     last = max(found, key=lambda path: int(path.name.rpartition("-")[2]))
     listed = json.loads((last / "klamp_state.json").read_text()).get("files", [])
-    gone = [name for name in listed if not (last / name).exists()]
+    gone = (
+        [str(name) for name in listed if not (last / str(name)).exists()]
+        if isinstance(listed, list)
+        else ["its list of files"]
+    )
     if gone:
         raise UserError(f"{last} cannot be resumed: {', '.join(gone)} is missing; remove the folder for the one before")
     return last

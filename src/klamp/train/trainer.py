@@ -32,6 +32,10 @@ _STATE = "klamp_state.json"
 _BUFFER = "klamp_rollout"
 _WINDOW = "klamp_log"  # what was counted since the last log
 
+OFFERS = frozenset(
+    {"logp_ref", "entropy", "group", "row", "segment", "reward"}
+)  # what batches have beside the policies
+
 Recorder = Callable[["KlampTrainer", dict[str, Any], Batch, LossOutput], None]
 
 
@@ -77,7 +81,7 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _offers(self, config: KlampConfig) -> frozenset[str]:
         rollout = {"logp_rollout"} if self.use_vllm or self.rollout_func is not None else set()
-        return frozenset({"logp_ref", "entropy", "group", "row", "segment", "reward"} | rollout)
+        return OFFERS | rollout
 
     # --- what TRL scores: group ids and rewards travel along ------------------------------------------------
 
