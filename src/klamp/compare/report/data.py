@@ -13,7 +13,7 @@ from typing import Any
 from klamp.report.run import finite
 
 ENOUGH = 3  # seeds; with fewer nothing is ranked and no verdict is given
-VERDICTS = ("better", "worse", "no difference found")
+VERDICTS = ("better", "worse", "no difference found", "no test possible")
 SHARES = ("share", "share of tokens", "share of problems")
 
 
