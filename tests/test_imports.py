@@ -14,7 +14,7 @@ SRC = Path(__file__).parents[1] / "src" / "klamp"
 ROOMS = """
 errors version metrics measures solver binary radii regions conditions gates guards transforms coupled factors
 penalties aggregates spec language presets explain export table
-scopes batch stats survey fold tally advantages exploration objective testing
+scopes batch stats survey fold tally advantages exploration objective testing kernels
 records diff charts report
 lab atlas plot
 statistics worker answers rewards data tasks train evaluate compare
@@ -30,8 +30,8 @@ INSIDE_A_FUNCTION = {("spec", "language"), ("rewards", "tasks")}
 
 # Third-party packages that may be imported while a room loads; elsewhere only inside a function.
 WALLS = {
-    "torch": {"evaluate", "scopes", "batch", "stats", "survey", "fold", "tally", "advantages", "exploration", "objective", "testing", "diff", "lab", "train"},
-    "jaxtyping": {"evaluate", "batch", "stats", "tally", "advantages", "exploration", "objective", "testing", "diff", "lab", "train"},
+    "torch": {"evaluate", "scopes", "batch", "stats", "survey", "fold", "tally", "advantages", "exploration", "objective", "testing", "kernels", "diff", "lab", "train"},
+    "jaxtyping": {"evaluate", "batch", "stats", "tally", "advantages", "exploration", "objective", "testing", "kernels", "diff", "lab", "train"},
     "trl": {"train"}, "transformers": {"train"}, "accelerate": {"train"}, "datasets": {"train", "data"},
     "pyarrow": set(), "math_verify": set(), "reasoning_gym": set(), "scipy": set(), "mpmath": set(),
 }  # fmt: skip

@@ -1,0 +1,7 @@
+"""Log-probs and divergences over the whole vocabulary, without a tensor of size tokens x vocabulary."""
+
+from __future__ import annotations
+
+from klamp.kernels.logprobs import TokenLogProbs, token_logprobs
+
+__all__ = ["TokenLogProbs", "token_logprobs"]
