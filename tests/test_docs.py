@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -38,6 +39,19 @@ def test_the_table_of_coordinates_is_true(capsys: pytest.CaptureFixture[str]) ->
 def test_the_readme_names_every_preset_and_measure() -> None:
     for name in [*klamp.list_presets(), *klamp.measures.MEASURES]:
         assert re.search(rf"\b{name}\b", README), name
+
+
+def test_the_tables_of_the_studies_are_those_of_their_results() -> None:
+    spec = importlib.util.spec_from_file_location("collect", ROOT / "studies" / "collect.py")
+    assert spec
+    assert spec.loader
+    collect = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(collect)
+    for page in (ROOT / "docs" / "results.md", ROOT / "README.md"):
+        assert collect.filled(page.read_text()) == page.read_text()
+    for file in sorted((ROOT / "studies").glob("*.yaml")):
+        assert f"studies/{file.name}" in file.read_text()
+        assert (ROOT / "studies" / "results" / f"{file.stem}.json").exists()
 
 
 def test_the_metrics_page_is_the_table() -> None:
