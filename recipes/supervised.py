@@ -3,8 +3,8 @@
     python recipes/supervised.py --model smollm2-135m --dataset svamp.jsonl --steps 60 --out build/words
 
 Next-token training on the short answers of the training rows of ``klamp train`` with the same data options: the rows that
-it holds out are not seen. SmolLM2-135M on 298 sums and differences of MAWPS, 90 steps of 12 at 5e-5, six minutes on two cores: from 0
-to 12 % greedy and 10 % sampled of 96 held-out problems.
+it holds out are not seen. SmolLM2-135M on 298 sums and differences of MAWPS, 90 steps of 12 at 5e-5, six minutes on two cores: then 12 %
+greedy and 10 % sampled of 96 held-out problems.
 """
 
 from __future__ import annotations
