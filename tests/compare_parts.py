@@ -75,7 +75,7 @@ def main(words: list[str]) -> int:
 
     0-9 finish; 10 ends in an error after a step; 11 cannot start; 12 is killed at its first start, and can be resumed; 13
     is killed at every start; 14 waits to be interrupted, and can be resumed; 15 is killed, and its last
-    checkpoint is broken.
+    checkpoint is broken; of 16 all are.
     """
     if "--check" in words:
         return check(words)
@@ -92,7 +92,7 @@ def main(words: list[str]) -> int:
     if seed == 11:
         print("klamp: there is no option '--nonsense'", file=sys.stderr)
         return 2
-    if seed == 15 and resumed and (directory / "checkpoint-10").exists():
+    if resumed and (seed == 16 or (seed == 15 and (directory / "checkpoint-10").exists())):
         print("klamp: this checkpoint is broken", file=sys.stderr)
         return 2
     if seed < 10 or resumed:
@@ -104,7 +104,9 @@ def main(words: list[str]) -> int:
         return 2
     if seed == 12:
         checkpoint(directory, 10)
-    if seed == 15:
+    if seed == 16:
+        checkpoint(directory, 1)
+    if seed in (15, 16):
         checkpoint(directory, 5)
         checkpoint(directory, 10)
     if seed == 14:

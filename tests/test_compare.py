@@ -395,6 +395,20 @@ def test_a_checkpoint_that_cannot_be_resumed_is_set_aside_for_the_one_before(
     assert not (stand_in / "grpo" / "seed-15" / grid.FAILED).exists()
 
 
+def test_a_run_whose_checkpoints_are_all_refused_is_kept(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert main(["compare", "grpo", "--out", str(stand_in), "--seeds", "16,"]) == 2
+        assert "this checkpoint is broken" in capsys.readouterr().err
+    folder = stand_in / "grpo" / "seed-16"
+    kept = {path.name for path in folder.glob("*checkpoint-*")}
+    assert kept == {"checkpoint-1", "unreadable-checkpoint-5", "unreadable-checkpoint-10"}
+    for path in folder.glob("checkpoint-*"):
+        path.rename(folder / f"unreadable-{path.name}")
+    assert main(["compare", "grpo", "--out", str(stand_in), "--seeds", "16,"]) == 2
+    assert "move it away to start it anew" in capsys.readouterr().err
+    assert (folder / "metrics.jsonl").exists()
+
+
 def test_what_is_no_run_of_the_comparison_is_refused_and_never_removed(
     stand_in: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

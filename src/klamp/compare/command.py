@@ -43,7 +43,7 @@ def _compare(arguments: argparse.Namespace, train: list[str], config: Mapping[st
     options = _options(arguments, train, config)
     plan = planning.make(options)
     new = not (plan.directory / planning.PLAN).exists()
-    if new:
+    if new or len(plan.entries) > len(planning.read(plan.directory).entries):
         _check(plan)
     plan.directory.mkdir(parents=True, exist_ok=True)
     with rundir.locked(plan.directory, "comparing in"):
@@ -162,7 +162,8 @@ def _pilot(plan: Any, folder: Path) -> None:
 
 def _report(arguments: argparse.Namespace, train: list[str]) -> int:
     given = [f"--{name}" for name in ("config", "seeds", "base", "calibrate", "reference", "threshold", "jobs", "out")
-             if getattr(arguments, name) is not None] + ["--whole"] * bool(arguments.whole)  # fmt: skip
+             if getattr(arguments, name) is not None] + [f"--{name.replace('_', '-')}" for name in ("whole", "drop_models", "print_commands")
+             if getattr(arguments, name)]  # fmt: skip
     if arguments.specs or train or given:
         hint = "; say --add before each log" if arguments.add else ""
         raise UserError(

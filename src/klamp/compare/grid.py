@@ -23,6 +23,7 @@ from klamp.train import rundir
 
 TRAIN = [sys.executable, "-m", "klamp", "train"]
 FAILED = "failed.json"  # beside a run that ended in an error of its own: it is a result, and is not tried again
+ASIDE = "unreadable-"  # before the name of a checkpoint that cannot be resumed
 ATTEMPTS = 3  # of a run whose process is killed, in one command
 POLL = 0.2  # seconds
 
@@ -68,7 +69,11 @@ def state(cell: Cell) -> str:
         )
     if data["finished"] is not None:
         return "finished"
-    return "stopped" if checkpoints(directory) else "missing"  # or it has not come as far as its first checkpoint
+    if checkpoints(directory):
+        return "stopped"
+    if any(directory.glob(f"{ASIDE}*")):
+        raise UserError(f"no checkpoint of {directory} can be resumed; move it away to start it anew")
+    return "missing"  # it has not come as far as its first checkpoint
 
 
 def checkpoints(directory: Path) -> list[Path]:
@@ -92,7 +97,7 @@ class Grid:
         self.plan, self.jobs, self.drop_models = plan, jobs, drop_models
         self.waiting = [cell for cell in cells if state(cell) not in ("finished", "failed")]
         self.going: list[Job] = []
-        self.attempts: dict[Path, int] = {}
+        self.attempts: dict[tuple[Path, bool], int] = {}
         self.devices = [] if jobs == 1 or plan.embedded else _devices()
         self.stopping = False
         self.overview = Overview(len(cells), len(cells) - len(self.waiting))
@@ -138,11 +143,12 @@ class Grid:
         taken = [job.device for job in self.going]
         device = min(self.devices, key=taken.count) if self.devices else None
         environment = os.environ | self.plan.environment | ({"CUDA_VISIBLE_DEVICES": device} if device else {})
+        before = steps_done(cell), log.stat().st_size
         process = subprocess.Popen(
             [*TRAIN, *words, "--json"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=handle, env=environment,
             start_new_session=True,  # a terminal's Ctrl-C reaches us alone: we pass it on, once
         )  # fmt: skip
-        return Job(cell, process, resumed, handle, device, steps_done(cell), log.stat().st_size)
+        return Job(cell, process, resumed, handle, device, *before)
 
     # --- ending ---------------------------------------------------------------------------------------------
 
@@ -177,18 +183,19 @@ class Grid:
             self._again(job, code)
 
     def _again(self, job: Job, code: int | None) -> None:
-        """One whose process was killed continues; what does not continue starts anew."""
-        cell = job.cell
-        tried = self.attempts[cell.directory] = self.attempts.get(cell.directory, 0) + 1
-        if tried >= ATTEMPTS:
+        """One whose process was killed continues; one whose checkpoint is refused continues from the one before, once."""
+        cell, refused = job.cell, job.resumed and code == 2
+        key = (cell.directory, refused)
+        tried = self.attempts[key] = self.attempts.get(key, 0) + 1
+        if tried >= (2 if refused else ATTEMPTS):  # that two checkpoints are refused is not their fault
             raise UserError(
                 f"the run {cell.directory} ended {tried} times before its time (exit code {code}): {_last_words(job)}; "
                 "the same command continues"
             )
-        if job.resumed and code == 2:  # it cannot be resumed from there: from the one before, or from the start
+        if refused:
             newest = checkpoints(cell.directory)[0]
             self.overview.say(f"{newest} cannot be resumed and is set aside: {_last_words(job)}")
-            os.replace(newest, newest.with_name(f"unreadable-{newest.name}"))
+            os.replace(newest, newest.with_name(f"{ASIDE}{newest.name}"))
         self.waiting.insert(0, cell)
 
     def _fail(self, cell: Cell, why: str) -> None:

@@ -42,6 +42,8 @@ METRICS: dict[str, tuple[str, str, str | None, str]] = {
     "seconds": ("time", "seconds", None, "wall time of the run, evaluations included; runs beside it on the machine slow it down"),
 }  # fmt: skip
 PRIMARY = "accuracy_sampled"
+# Named beforehand: the family of comparisons that share one error rate.
+JUDGED = (PRIMARY, "accuracy_greedy", "auc", "largest_drop")
 CURVES = {
     "eval/accuracy_sampled": "evals", "eval/accuracy_greedy": "evals", "train/reward_mean": "train",
     "policy/kl_old_new_mean": "train", "policy/entropy_mean": "train", "train/grad_norm": "train",
@@ -94,7 +96,8 @@ def _outcome(directory: Path, failed: bool) -> Outcome:
         found["distinct_correct"] = 0.0 if failed else finite(last.get("eval/distinct_correct_mean"))
     start = next((value for _, value in curves["eval/accuracy_sampled"] if value is not None), None)
     metrics = {name: finite(found.get(name)) for name in METRICS}
-    gone = failed or (start is not None and metrics[PRIMARY] is not None and metrics[PRIMARY] < COLLAPSE * start)  # type: ignore[operator]
+    end = metrics[PRIMARY]
+    gone = failed or (start is not None and end is not None and end < COLLAPSE * start)
     return Outcome(metrics, curves, _anatomy(run), gone, start, samples, run.notes + _cut_off(run, failed), questions)
 
 
@@ -205,7 +208,8 @@ def _anatomy(run: Run) -> dict[str, Any] | None:
 def _removed(run: Run) -> Curve:
     """Share of tokens removed, both sides."""
     low, high = (dict(points(run, run.train, f"guard/removed_{side}_share")) for side in ("low", "high"))
-    return [(step, None if low[step] is None or high.get(step) is None else low[step] + high[step]) for step in low]  # type: ignore[operator]
+    both = [(step, value, high.get(step)) for step, value in low.items()]
+    return [(step, None if a is None or b is None else a + b) for step, a, b in both]
 
 
 def _questions(directory: Path) -> tuple[int, dict[str, list[float]]]:

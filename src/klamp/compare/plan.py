@@ -104,10 +104,8 @@ class Plan:
     def command(self, cell: Cell) -> str:
         """A line for a scheduler, from any folder: repeated, it continues the run, and leaves one that has finished."""
         around = [f"{name}={value}" for name, value in self.environment.items()]
-        whole = dataclasses.replace(self, directory=self.directory.resolve()).cell(cell.entry, cell.seed)
-        words = dataclasses.replace(self, directory=self.directory.resolve()).words(
-            cell.entry.text, cell.seed, whole.directory
-        )
+        whole = dataclasses.replace(self, directory=self.directory.resolve())
+        words = whole.words(cell.entry.text, cell.seed, whole.cell(cell.entry, cell.seed).directory)
         return shlex.join(["env", *around, "klamp", "train", "--continue", *words])
 
     def write_options(self) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from klamp.compare.grid import FAILED, last_line, log_of, state
-from klamp.compare.outcomes import METRICS, PRIMARY, Curve, Outcome, from_curves, outcome, pass_shares, steps_to
+from klamp.compare.outcomes import JUDGED, METRICS, PRIMARY, Curve, Outcome, from_curves, outcome, pass_shares, steps_to
 from klamp.compare.plan import SCHEMA, Entry, Plan
 from klamp.errors import UserError
 from klamp.presets import parse
 from klamp.regions import Region
 from klamp.report.charts import thin
 from klamp.statistics import (
+    LEAST,
     crossed,
     detectable,
     holm,
@@ -28,13 +29,6 @@ from klamp.statistics import (
 from klamp.train import rundir
 from klamp.version import __version__
 
-JUDGED = (
-    PRIMARY,
-    "accuracy_greedy",
-    "auc",
-    "largest_drop",
-)  # named beforehand: the family of tests that share one error rate
-LEAST = 3  # seeds; with fewer nothing is ranked
 ALPHA = 0.05
 
 POINTS = 120  # of a curve in results.json and on the page

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-JUDGED = ("accuracy_sampled", "accuracy_greedy", "auc", "largest_drop")
+from klamp.compare.outcomes import JUDGED
+
 SHORT = {
     "accuracy_sampled": "sampled",
     "accuracy_greedy": "greedy",
