@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -527,6 +528,9 @@ def test_a_planted_effect_is_found_and_a_planted_null_is_not(tmp_path: Path) -> 
     assert found["p_holm"] < 0.01
     assert (found["better"], found["worse"]) == (6, 0)
     assert found["crossed"]["questions"] == 400
+    assert found["crossed"]["mean"] == pytest.approx(found["mean"])
+    assert math.fsum(value for _, value in found["values"]) / 6 == pytest.approx(found["mean"])
+    assert [seed for seed, _ in found["values"]] == list(range(6))
     assert found["crossed"]["low"] <= found["low"]
     worse = verdict(planted(tmp_path / "b", -0.1, 6), "accuracy_sampled")
     assert worse["verdict"] == "worse"
@@ -574,6 +578,15 @@ def test_fewer_than_three_seeds_rank_nothing(tmp_path: Path) -> None:
     assert "nothing is ranked with fewer than 3" in text
     assert "better" not in text
     assert "difference" not in text
+
+
+def test_intervals_of_means_end_where_the_metric_does(tmp_path: Path) -> None:
+    made = plan.make(Options(specs=["grpo"], seeds="3", out=str(tmp_path / "c")))
+    made.write()
+    for seed, end in enumerate((0.0, 0.5, 1.0)):
+        write_run(made.cells[seed].directory, [0.3, end], seed=seed)
+    row = next(row for row in results(made)["summary"] if row["metric"] == "accuracy_sampled")
+    assert (row["low"], row["mean"], row["high"]) == (0.0, 0.5, 1.0)
 
 
 def test_collapsed_seeds_are_counted_and_said(tmp_path: Path) -> None:

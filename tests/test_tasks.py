@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from klamp.errors import UserError
-from klamp.tasks import HELDOUT_SIZE, SORT_DIGITS, TASKS, embedded_model, sort_rows, task
+from klamp.tasks import HELDOUT_SIZE, SORT_DIGITS, TASKS, embedded_model, sort_rows, split_rows, task
 
 ROOT = Path(__file__).parents[1]
-SORT = task("sort")
+SORT, SPLIT = task("sort"), task("split")
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +115,54 @@ def test_the_reward_is_an_exact_match_of_the_stripped_completion() -> None:
     assert rewards == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
     with pytest.raises(ValueError, match="longer than"):
         SORT.reward(prompts=["3210="], completions=["0123"], answer=["0123", "0123"])
+
+
+def test_every_row_of_split_is_one_way_to_make_a_number_and_sides_share_none() -> None:
+    train, heldout = SPLIT.train(3), SPLIT.heldout()
+    assert train == SPLIT.train(3) != SPLIT.train(4)
+    assert train[0] == {"prompt": "6914=", "answer": "5610+1304"}  # the same in every process and version
+    assert len(heldout) == HELDOUT_SIZE
+    for row in [*train, *heldout]:
+        one, other = (int(part) for part in row["answer"].split("+"))
+        assert min(one, other) >= 1000
+        assert max(one, other) <= 9999
+        assert row["prompt"] == f"{one + other}="
+    warm_start = islice(split_rows(Random("split warm start 0")), 430 * 64)
+    numbers = {row["prompt"] for row in heldout}
+    for rows in (*(SPLIT.train(seed) for seed in range(3)), warm_start):
+        assert numbers.isdisjoint(row["prompt"] for row in rows)
+
+
+def test_any_way_to_split_a_number_is_right() -> None:
+    right = ["2113+3294", " 1000+4407\n", "4407+1000", [{"role": "assistant", "content": "2113+3294"}]]
+    wrong = [
+        "2113+3295",
+        "407+5000",
+        "5000+407",
+        "0407+5000",
+        "2113-3294",
+        "2113+3294=",
+        "1000+1000+3407",
+        "",
+        "5407",
+        "21133294",
+    ]
+    made = SPLIT.reward(["5407="] * 14, [*right, *wrong], answer=["2000+3407"] * 14)
+    assert made == [1.0] * len(right) + [0.0] * len(wrong)
+    assert SPLIT.reward(["?"], ["no"], answer=["no"]) == [0.0]  # a gold that is no sum is never met
+
+
+def test_the_shipped_splitter_is_sometimes_right(recipe: Any) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = embedded_model(SPLIT.model)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        sampled = recipe.accuracy(model, tokenizer, "split", sample=True, repeats=2)
+    assert 0.24 <= sampled <= 0.37
+    assert 0.55 <= recipe.accuracy(model, tokenizer, "split", sample=False) <= 0.67
 
 
 def test_the_defaults_are_options_of_trl_and_whole_groups() -> None:
