@@ -12,6 +12,14 @@ from oracles.written import CONSTANT, Case
 import klamp
 
 
+def batch(fields: Fields, **options: Any) -> klamp.Batch:
+    """The batch of these fields; ``distance`` is whichever divergence over the vocabulary a spec asks for."""
+    own = dict(fields)
+    distance = own.pop("distance", None)
+    names = () if distance is None else ("topk_tv", "topk_kl_old_new", "exact_kl_old_new")
+    return klamp.Batch(**own, divergences=dict.fromkeys(names, distance), **options)
+
+
 def run(spec: str | klamp.Spec, fields: Fields, stats: Any = None, state: Any = None, **options: Any) -> Any:
     """(output, d loss / d logp_new, d loss / d entropy), leaving the fields alone."""
     own = dict(fields)
@@ -20,7 +28,7 @@ def run(spec: str | klamp.Spec, fields: Fields, stats: Any = None, state: Any = 
     entropy = own.get("entropy")
     if entropy is not None:
         entropy = own["entropy"] = entropy.detach().clone().requires_grad_(True)
-    out = klamp.Objective(spec)(klamp.Batch(**own, **options), stats, state)
+    out = klamp.Objective(spec)(batch(own, **options), stats, state)
     wanted = [new] if entropy is None else [new, entropy]
     grads = torch.autograd.grad(out.loss, wanted, allow_unused=True)
     found = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]

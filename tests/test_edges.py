@@ -32,7 +32,7 @@ REFUSED = {
     "gmpo(epsilon=1000)": "from 0 to 700",
     "gmpo(epsilon=-1000)": "from 0 to 700",
     "ppo_lowprob_relaxed(ratio=5)": "ratio=5 is unknown",
-    "grpo(penalty='guard(ratio_high=2.0)')": "must be penalties alone: f_penalty, kl_reference, entropy_bonus; guard",
+    "grpo(penalty='guard(ratio_high=2.0)')": "must be penalties alone: f_penalty, kl_reference, entropy_bonus, divergence_penalty; guard",
     "grpo(penalty='dapo() + kl_reference()')": "would be lost: add it with +",
     "guard(measure=measure('k3', curvature=-1), radius=0.1)": "k3 has its curvature",
     "guard(region='nowhere', over='kept')": "belongs to a budget",

@@ -18,6 +18,7 @@ from oracles import frameworks
 from oracles.batches import Fields
 from oracles.frameworks import Wanted
 from oracles.special import SPECIAL, whole_fields
+from running import batch as built
 
 import klamp
 from klamp.errors import UserError
@@ -145,7 +146,7 @@ def ours(text: str, batch: str, parts: int = 1) -> tuple[torch.Tensor, ...]:
     own, leaves = leaves_of(BATCHES[batch])
     objective, size = klamp.Objective(text, diagnostics=False), len(own["mask"])
     cuts = [slice(size * i // parts, size * (i + 1) // parts) for i in range(parts)]
-    batches = [klamp.Batch(**{name: value[part] for name, value in own.items()}) for part in cuts]
+    batches = [built({name: value[part] for name, value in own.items()}) for part in cuts]
     stats = sum((objective.stats(part) for part in batches[1:]), objective.stats(batches[0]))
     return gradients(sum(objective(part, stats).loss for part in batches), leaves)
 

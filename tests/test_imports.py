@@ -12,7 +12,7 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "klamp"
 ROOMS = """
-errors version metrics measures solver binary radii regions conditions gates guards transforms coupled factors
+errors version metrics measures solver binary whole radii regions conditions gates guards transforms coupled factors
 penalties aggregates spec language presets explain export table
 scopes batch stats survey fold tally advantages exploration objective testing kernels
 records diff charts report

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import klamp
-from klamp.kernels import logprobs as room
+from klamp.kernels import head as room
 from klamp.kernels import token_logprobs
 
 Parts = dict[str, Any]
@@ -124,7 +124,8 @@ def test_masked_positions_change_nothing_whatever_they_hold() -> None:
     found = token_logprobs(leaves[0], leaves[1], names, leaves[2], entropy=True, top_k=3)
     alone = token_logprobs(hidden, weight, ids, bias, entropy=True, top_k=3)
     for got, wanted in zip(found, alone, strict=True):
-        assert torch.equal(got[places].detach(), wanted)  # type: ignore[index]
+        if wanted is not None:
+            assert torch.equal(got[places].detach(), wanted)  # type: ignore[index]
     assert found.entropy is not None
     assert found.top_ids is not None
     assert found.logp[1].item() == found.entropy[1].item() == 0.0
@@ -156,6 +157,28 @@ def test_the_likeliest_tokens(top: int, monkeypatch: pytest.MonkeyPatch) -> None
     assert found.entropy is None
 
 
+@given(seed=st.integers(0, 10**6), words=st.integers(2, 23), top=st.integers(1, 23), block=st.integers(1, 25))
+@settings(max_examples=100, deadline=None)
+def test_the_token_the_likeliest_and_the_rest_are_all_there_is(seed: int, words: int, top: int, block: int) -> None:
+    """Tails by their own log-sum-exp, of the policy that chose the tokens and of another one."""
+    hidden, weight, ids, bias = parts(seed, 6, words, size=3.0)
+    top = min(top, words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room, "WORDS", block)
+        found = token_logprobs(hidden, weight, ids, bias, top_k=top, entropy=True, chunk=4)
+        other = token_logprobs(-hidden, weight, ids, bias, at=found.top_ids, entropy=True, chunk=4)
+    for made, states in ((found, hidden), (other, -hidden)):
+        logq = torch.log_softmax(states @ weight.T + bias, 1)
+        boxed = torch.zeros_like(logq, dtype=torch.bool).scatter(1, found.top_ids, True).scatter(1, ids[:, None], True)
+        wanted = torch.where(boxed, -torch.inf, logq).logsumexp(1)
+        gone = torch.isneginf(wanted)
+        assert torch.equal(torch.isneginf(made.tail_logp), gone)
+        close([(made.tail_logp[~gone], wanted[~gone]), (made.logp, logq.gather(1, ids[:, None])[:, 0])], 1e-12)
+        close([(made.entropy, -(logq.exp() * logq).sum(1)), (made.lse, (states @ weight.T + bias).logsumexp(1))], 1e-12)
+        at = made.top_logp if made is found else made.at_logp
+        close([(at, logq.gather(1, found.top_ids))], 1e-12)
+
+
 def test_only_what_is_asked_for_gets_a_gradient() -> None:
     hidden, weight, ids, bias = parts(6, 5, 12)
     found = token_logprobs(hidden.requires_grad_(), weight, ids, bias, entropy=True)
@@ -167,9 +190,12 @@ def test_only_what_is_asked_for_gets_a_gradient() -> None:
 
 @pytest.mark.parametrize(("change", "says"), [
     ({"token_ids": torch.tensor([1, 2, 30, 1])}, "token id 30 is beyond the vocabulary of 20"),
-    ({"token_ids": torch.tensor([1, 2])}, r"takes hidden \[N, H\]"), ({"weight": torch.randn(20, 4)}, r"takes hidden \[N, H\]"),
+    ({"token_ids": torch.tensor([1, 2])}, r"hidden \[N, H\]"), ({"weight": torch.randn(20, 4)}, r"hidden \[N, H\]"),
     ({"bias": torch.zeros(3)}, "a bias"), ({"temperature": 0.0}, "temperature=0.0"), ({"scale": -1.0}, "scale"),
     ({"softcap": 0.0}, "softcap"), ({"top_k": 21}, "top_k=21"), ({"chunk": 0}, "chunk=0"),
+    ({"at": torch.tensor([[1], [2]])}, r"at must be \[N, K\]"), ({"at": torch.full((4, 1), 20)}, "token id 20 in at"),
+    ({"at": torch.zeros(4, 1, dtype=torch.int64), "top_k": 2}, "not both"), ({"hidden": torch.randn(4, 3).double()}, "cast one"),
+    ({"weight": torch.ones(20, 3, dtype=torch.int8), "hidden": torch.ones(4, 3, dtype=torch.int8)}, "quantised"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(change: Parts, says: str) -> None:
     given = {"hidden": torch.randn(4, 3), "weight": torch.randn(20, 3), "token_ids": torch.tensor([0, 1, 2, 3])}

@@ -11,7 +11,7 @@ from oracles import methods
 from oracles.batches import Fields
 from oracles.methods import CASES, Case, Method, Terms, each
 from oracles.special import SPECIAL, whole_fields
-from running import close, run
+from running import batch, close, run
 
 import klamp
 
@@ -84,7 +84,7 @@ def test_micro_batches(case: Case) -> None:
         fields["mask"][3:6] &= not empty
         leaf = fields["logp_new"].clone().requires_grad_(True)
         parts = [
-            klamp.Batch(**{name: value[3 * i : 3 * i + 3] for name, value in (fields | {"logp_new": leaf}).items()})
+            batch({name: value[3 * i : 3 * i + 3] for name, value in (fields | {"logp_new": leaf}).items()})
             for i in range(3)
         ]
         stats = sum((objective.stats(part) for part in parts[1:]), objective.stats(parts[0]))

@@ -22,10 +22,10 @@ from klamp.measures import MEASURES
 from klamp.penalties import EntropyBonus, FPenalty, KLReference
 
 NAMES = """
-atr_grpo bnpo cispo cispo_absolute clip_cov dapo decoupled_ppo divergence_gate dppo_kl dppo_tv dr_grpo dro dual_clip
+atr_grpo bnpo cispo cispo_absolute clip_cov dapo decoupled_ppo divergence_gate dppo_kl dppo_topk_kl dppo_topk_tv dppo_tv dr_grpo dro dual_clip
 entropy_mask fipo geometric_mask gmpo gpg grpo gspo gspo_token icepop ipo kl_cov luspo m2po mis opsm power_clip ppo ppo_kl_adaptive
 ppo_kl_penalty ppo_lowprob_relaxed real rec reinforce rollback rollout_is rs_k1 rs_k2 rs_k3 sapo segment sequence_mask
-tis tis_loss topr trust_region two_sided vaco vespo
+tis tis_loss topr truly_ppo trust_region two_sided vaco vespo
 """
 
 

@@ -25,6 +25,8 @@ ASKING = [
     "real(tau=0.5)",
     "dapo() + guard(measure='k3', radius=1e-4, scope='group', cut_value='zero')",
     "trust_region('k3', 0.001, base=dapo()) + guard(ratio_low=0.97, ratio_high=1.03, gate='always', action='drop')",
+    "grpo() + guard(measure='exact_tv', radius=0.1, gate='always', action='drop')",
+    "dapo() + divergence_penalty(measure='exact_js', beta=3.0) + guard(measure='topk_tv', radius=0.001, top_k=4)",
 ]
 
 

@@ -70,7 +70,7 @@ class Gradients(TrainerCallback):  # type: ignore[misc]
 
 def trainer(kind: Any, config_kind: Any, model: Path, out: Path, *, reward: Any = digits_reward, **options: Any) -> Any:
     """A trainer of either library on the tiny model."""
-    extra = {name: options.pop(name) for name in ("rollout_func", "recorder") if name in options}
+    extra = {name: options.pop(name) for name in ("rollout_func", "recorder", "peft_config") if name in options}
     settings: dict[str, Any] = {
         "output_dir": str(out), "per_device_train_batch_size": 16, "num_generations": 4, "max_completion_length": 8,
         "learning_rate": 1e-2, "max_steps": 3, "report_to": "none", "bf16": False, "activation_checkpointing": False,

@@ -14,14 +14,14 @@ from klamp.errors import UserError, did_you_mean
 from klamp.measures import FAMILIES, MEASURES, Measure, measure
 from klamp.radii import Moving, Scaled, moved, number, per_token
 from klamp.regions import Radius, Region, region
+from klamp.whole import NAMES, TOP_K, split
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from klamp.batch import Batch
 
-_KINDS = ("kl_old_new", "kl_new_old", "tv", "js", "hellinger2")
-WHOLE = tuple(f"{where}_{kind}" for where in ("topk", "exact") for kind in _KINDS)
+WHOLE = tuple(name for name in NAMES if "(" not in name)  # without the power families
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,24 @@ class Distance:
     """A region {D <= radius} of a measure that is not a function of w alone, in natural units, a radius per side.
 
     ``binary_*`` (Qi et al. 2026, DPPO, arXiv 2602.04879) reads the token's probability under the ratio's denominator.
-    ``topk_*`` and ``exact_*`` need the divergence over the vocabulary as ``divergences[name]`` of the batch.
+    ``topk_*`` and ``exact_*`` (``klamp.whole``) need the divergence over the vocabulary as ``divergences[name]`` of the batch;
+    ``top_k``: how many of the old policy's likeliest tokens have a bucket of their own.
     """
 
     measure: str
     radius_low: Radius
     radius_high: Radius
+    top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.measure.startswith("topk_"):
+            if self.top_k is not None:
+                raise UserError(f"top_k={self.top_k!r} belongs to a measure topk_*; {self.measure} has no such buckets")
+            return
+        size = TOP_K if self.top_k is None else self.top_k
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise UserError(f"top_k={self.top_k!r} must be a whole number of tokens, at least 1; {TOP_K} is usual")
+        object.__setattr__(self, "top_k", size)
 
     @property
     def radius(self) -> Radius | None:
@@ -58,7 +70,7 @@ class Distance:
 
     def now(self, state: dict[str, float], key: str) -> Distance:
         low, high = moved(self.radius_low, state, f"{key}.low"), moved(self.radius_high, state, f"{key}.high")
-        return Distance(self.measure, low, high) if self.moves else self
+        return Distance(self.measure, low, high, self.top_k) if self.moves else self
 
     def outside(self, log_ratio: Tensor, batch: Batch, denominator: str) -> tuple[Tensor, Tensor]:
         distance = self.divergence(log_ratio, batch, denominator)
@@ -73,9 +85,10 @@ class Distance:
         return batch.select(batch.divergences[self.measure])
 
     def arguments(self) -> dict[str, object]:
+        buckets = {"top_k": self.top_k} if self.top_k not in (None, TOP_K) else {}
         if self.radius is not None:
-            return {"measure": self.measure, "radius": self.radius}
-        return {"measure": self.measure, "radius_low": self.radius_low, "radius_high": self.radius_high}
+            return {"measure": self.measure, "radius": self.radius, **buckets}
+        return {"measure": self.measure, "radius_low": self.radius_low, "radius_high": self.radius_high, **buckets}
 
 
 @dataclass(frozen=True)
@@ -175,7 +188,7 @@ Condition = Region | Distance | Budget | Nowhere
 def condition(
     measure_: Any = None, radius: Any = None, *, measure: Any = None, radius_low: Any = None, radius_high: Any = None,
     ratio_low: float | None = None, ratio_high: float | None = None, budget: float | None = None, over: str = "all",
-    region: str | None = None,
+    region: str | None = None, top_k: int | None = None,
 ) -> Condition:  # fmt: skip
     """Any region, from the arguments of a guard: an interval, a binary or whole-vocabulary measure, a budget, nowhere.
 
@@ -195,10 +208,14 @@ def condition(
         if given or which is None:
             raise UserError("a budget needs a measure and no radius, for example measure='k2', budget=0.02")
         return Budget(_of_ratio(which), budget, over)
-    if isinstance(which, str) and (which in BINARY or which in WHOLE):
-        return _distance(which, radius, radius_low, radius_high, ratio_low, ratio_high)
+    whole = split(which) if isinstance(which, str) else None
+    if whole is not None or (isinstance(which, str) and which in BINARY):
+        name = f"{whole[0]}_{whole[1].name}" if whole is not None else str(which)
+        return _distance(name, radius, radius_low, radius_high, ratio_low, ratio_high, top_k)
+    if top_k is not None:
+        raise UserError(f"top_k={top_k!r} belongs to a measure topk_*, for example measure='topk_tv'")
     if isinstance(which, str) and which not in MEASURES and ":" not in which and "(" not in which:
-        known = [*MEASURES, *(f"{family}(a)" for family in FAMILIES), *BINARY, *WHOLE, "package.module:function"]
+        known = [*MEASURES, *(f"{family}(a)" for family in FAMILIES), *BINARY, *NAMES, "package.module:function"]
         raise UserError(f"unknown measure {which!r}; {did_you_mean(which, known)}")
     return _region(which, **plain)  # type: ignore[arg-type]
 
@@ -208,12 +225,12 @@ _measure = measure
 
 
 def _of_ratio(which: Any) -> Measure:
-    if isinstance(which, str) and (which in BINARY or which in WHOLE):
+    if isinstance(which, str) and (which in BINARY or split(which) is not None):
         raise UserError(f"a budget is over a measure of the ratio; {which} is not one: take k2, k3, tv, ...")
     return _measure(which)
 
 
-def _distance(which: str, radius: Any, low: Any, high: Any, ratio_low: Any, ratio_high: Any) -> Distance:
+def _distance(which: str, radius: Any, low: Any, high: Any, ratio_low: Any, ratio_high: Any, top_k: Any) -> Distance:
     if ratio_low is not None or ratio_high is not None:
         raise UserError("a region is either a measure with a radius or ratio_low and ratio_high; give one of the two")
     if radius is not None and (low is not None or high is not None):
@@ -228,4 +245,4 @@ def _distance(which: str, radius: Any, low: Any, high: Any, ratio_low: Any, rati
         if isinstance(size, bool) or not isinstance(size, (int, float)) or not size >= 0.0:
             raise UserError(f"radius={value!r} is not a radius: give a number >= 0")
         found.append(value if isinstance(value, Moving) else float(value) + 0.0)
-    return Distance(which, found[0], found[1])
+    return Distance(which, found[0], found[1], top_k)

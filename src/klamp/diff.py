@@ -178,7 +178,8 @@ def standard_batch(seed: int = 0) -> Batch:
     near = {
         kind: binary_divergence(f"binary_{kind}", new - old, old) * wide for kind in ("tv", "kl_old_new", "kl_new_old")
     }
-    near |= {"js": near["kl_old_new"] / 4.0, "hellinger2": near["kl_old_new"] / 4.0}  # to second order
+    scales = {"js": 0.25, "hellinger2": 0.5, "chi2_new_old": 2.0, "chi2_old_new": 2.0}  # to second order
+    near |= {kind: scale * near["kl_old_new"] for kind, scale in scales.items()}
     return Batch(
         new, old, group_advantages(reward, group).values, torch.arange(columns) < length,
         logp_rollout=rollout, logp_ref=ref, entropy=torch.from_numpy(surprise) * wide,

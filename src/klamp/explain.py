@@ -17,6 +17,7 @@ from klamp.presets import PRESETS
 from klamp.radii import Moving, Scaled, number
 from klamp.regions import Region, calibrate
 from klamp.spec import Spec, part_name, part_text, value_text
+from klamp.whole import equation
 
 _RULE = "g = A * keep * factors, keep = inside | ~gate; loss = -mean(g log pi_new) + penalties, g detached"
 _MATCHED = ("ratio_dev", "k2", "k3", "k3_flipped", "k3_reverse", "jeffreys", "js", "hellinger2", "pearson", "neyman",
@@ -26,6 +27,7 @@ PROBABILITIES = (0.01, 0.1, 0.5, 0.9, 0.99)  # at which the bounds of a binary d
 
 _GATES = {
     "outward": "where the step would move w further from 1",
+    "not_inward": "where the step would not move w towards 1",
     "always": "everywhere",
     "positive": "where A > 0",
     "negative": "where A < 0",
@@ -133,7 +135,7 @@ _KINDS: dict[type, str] = {Region: "interval", Distance: "distance", Budget: "bu
 def _measure(region: Condition) -> tuple[str | None, str | None]:
     found = getattr(region, "measure", None)
     if found is None or isinstance(found, str):
-        return found, None if found is None else BINARY.get(found)
+        return found, None if found is None else BINARY.get(found) or equation(found)
     return str(found), found.equation or None
 
 

@@ -96,8 +96,14 @@ def _negative(log_ratio: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
     return (advantages < 0) & (log_ratio == log_ratio)
 
 
+def _not_inward(log_ratio: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+    """The step would not move the ratio towards 1: outward, or no direction at all."""
+    return ~((advantages > 0) & (log_ratio < 0) | (advantages < 0) & (log_ratio > 0))
+
+
 GATES: dict[str, Gate] = {
     "outward": Gate(_outward, "outward"),
+    "not_inward": Gate(_not_inward, "not_inward"),
     "always": Gate(_always, "always"),
     "positive": Gate(_positive, "positive"),
     "negative": Gate(_negative, "negative"),

@@ -26,7 +26,18 @@ from klamp.spec import NAMES, PENALTIES, Part, Spec, of_part, part_text, value_t
 
 def guard(**arguments: Any) -> Guard:
     """A guard from the arguments of ``condition`` and of ``Guard``."""
-    names = ("measure", "radius", "radius_low", "radius_high", "ratio_low", "ratio_high", "budget", "over", "region")
+    names = (
+        "measure",
+        "radius",
+        "radius_low",
+        "radius_high",
+        "ratio_low",
+        "ratio_high",
+        "budget",
+        "over",
+        "region",
+        "top_k",
+    )
     own = [item.name for item in fields(Guard) if item.name != "region"]
     for key in arguments:
         if key not in names and key not in own:

@@ -10,9 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from klamp.errors import UserError, check_choice
+from klamp.errors import UserError, check_choice, did_you_mean
 from klamp.guards import RATIOS, Guard, ratio_needs
 from klamp.measures import MEASURES, Measure, measure
+from klamp.whole import NAMES, split
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,6 +165,41 @@ class EntropyBonus:
         assert batch.entropy is not None
         entropy = batch.entropy.to(batch.log_ratio("new/old").dtype)
         return Terms(-self.coefficient * entropy, None)
+
+
+@dataclass(frozen=True)
+class DivergencePenalty:
+    """beta D(old, new) over the whole vocabulary (``exact_*`` of ``klamp.whole``), with the gradient of the batch's D.
+
+    That gradient also moves unsampled tokens. ``on``: only on the tokens that this guard cuts (Truly-PPO).
+    """
+
+    measure: str = "exact_kl_old_new"
+    beta: float = 1.0
+    on: Guard | None = None
+
+    def __post_init__(self) -> None:
+        found = split(self.measure) if isinstance(self.measure, str) else None
+        if found is None or found[0] != "exact":
+            exact = [name for name in NAMES if name.startswith("exact_")]
+            raise UserError(
+                f"measure={str(self.measure)!r} is not one of a whole distribution with a gradient; {did_you_mean(str(self.measure), exact)}"
+            )
+        object.__setattr__(self, "measure", f"exact_{found[1].name}")
+        object.__setattr__(self, "beta", check_positive("beta", self.beta))
+        check_on(self.on)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({f"divergences[{self.measure}]"}) | (frozenset() if self.on is None else self.on.needs)
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return frozenset({"moves_unsampled"})
+
+    def evaluate(self, batch: Batch, state: dict[str, float]) -> Terms:
+        distance = batch.divergences[self.measure].to(batch.log_ratio("new/old").dtype)
+        return Terms(self.beta * distance, None)
 
 
 def check_on(guard: object) -> None:

@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from klamp.aggregates import PROMPTS, Aggregate
+from klamp.conditions import Distance
 from klamp.errors import UserError
 from klamp.factors import TRANSFORMS, Factor, absorbs
 from klamp.gates import SELECTIONS, Gate
 from klamp.guards import Guard
 from klamp.measures import Measure
-from klamp.penalties import EntropyBonus, FPenalty, KLReference, Penalty
+from klamp.penalties import DivergencePenalty, EntropyBonus, FPenalty, KLReference, Penalty
 from klamp.radii import RADII, Cosine, Linear
 
-PENALTIES: dict[str, type] = {"f_penalty": FPenalty, "kl_reference": KLReference, "entropy_bonus": EntropyBonus}
+PENALTIES: dict[str, type] = {"f_penalty": FPenalty, "kl_reference": KLReference, "entropy_bonus": EntropyBonus,
+                               "divergence_penalty": DivergencePenalty}  # fmt: skip
 NAMES: dict[type, str] = {Guard: "guard", Factor: "factor"}
 NAMES |= {kind: name for name, kind in (PENALTIES | TRANSFORMS | SELECTIONS | RADII).items()}
 Part = Guard | Factor | Penalty | Aggregate
@@ -58,6 +60,12 @@ class Spec:
                 )
         if sum(factor.integrated for factor in self.factors) > 1:
             raise UserError("two factors both carry the dependence on the new policy; cap one of them with cap()")
+        regions = [guard.region for guard in [*self.guards, *self._selectors]]
+        sizes = {region.top_k for region in regions if isinstance(region, Distance) and region.top_k is not None}
+        if len(sizes) > 1:
+            raise UserError(
+                f"two guards take the {' and the '.join(map(str, sorted(sizes)))} likeliest tokens; give both one top_k"
+            )
         if sum("adaptive" in penalty.traits for penalty in self.penalties) > 1:
             raise UserError("two adaptive penalties would steer by the same divergence; keep one")
 

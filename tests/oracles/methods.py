@@ -25,6 +25,7 @@ class Sample(Response):
     segment: Tensor | None = None
     chosen: Tensor | None = None  # where a method draws tokens at random: the ones that were drawn
     micro: int = 0
+    distance: Tensor | None = None  # over the vocabulary
 
 
 @dataclass
@@ -245,6 +246,29 @@ def dppo(kind: str, delta: float, cap: float = math.inf, ratio: str = "new/old")
         return torch.where(cut, 0.0, torch.exp(x.detach()).clamp(max=cap) * s.advantage * s.new)
 
     return j
+
+
+def dppo_whole(delta: float, cap: float = math.inf) -> Term:
+    """DPPO's mask where the divergence is of whole distributions."""
+
+    def j(s: Sample) -> Tensor:
+        x = s.new - s.old
+        cut = (s.distance > delta) & outward(x.detach(), s.advantage)
+        if cap == math.inf:
+            return torch.where(cut, 0.0, torch.exp(x) * s.advantage)
+        return torch.where(cut, 0.0, torch.exp(x.detach()).clamp(max=cap) * s.advantage * s.new)
+
+    return j
+
+
+def truly(delta: float, alpha: float) -> Term:
+    """Truly-PPO's penalty: only beyond the region, and not where the step leads back."""
+
+    def penalty(s: Sample) -> Tensor:
+        back = gap(s) * s.advantage < 0
+        return torch.where((s.distance > delta) & ~back, alpha * s.distance, 0.0)
+
+    return penalty
 
 
 def ipo(threshold: float) -> Term:
@@ -532,7 +556,7 @@ def evaluate(
         at = (torch.full((int(mask[i].sum()),), i), mask[i].nonzero()[:, 0])
         more = {
             name: None if fields.get(key) is None else fields[key].detach()[at].double()
-            for name, key in (("rollout", "logp_rollout"), ("ref", "logp_ref"), ("entropy", "entropy"))
+            for name, key in (("rollout", "logp_rollout"), ("ref", "logp_ref"), ("entropy", "entropy"), ("distance", "distance"))
         }
         step.append(
             Sample(new[at], fields["logp_old"].double()[at], advantages[at], **more,
@@ -704,6 +728,12 @@ def _divergences() -> list[Case]:
         Case("dppo_kl", "dppo_kl()", each(dppo("kl", 0.05))),
         Case("dppo_kl", "dppo_kl(delta=0.01, cap=1.3)", each(dppo("kl", 0.01, 1.3))),
         Case("dppo_kl", f"dppo_kl(delta=0.02, {rollout})", each(dppo("kl", 0.02, math.inf, "new/rollout"))),
+        Case("dppo_topk_tv", "dppo_topk_tv(delta=0.02)", each(dppo_whole(0.02))),
+        Case("dppo_topk_tv", "dppo_topk_tv(k=5, cap=1.2)", each(dppo_whole(0.15, 1.2))),
+        Case("dppo_topk_kl", "dppo_topk_kl()", each(dppo_whole(0.05))),
+        Case("dppo_topk_kl", "dppo_topk_kl(delta=0.01, k=2, cap=1.3)", each(dppo_whole(0.01, 1.3))),
+        Case("truly_ppo", "truly_ppo()", each(unclipped, truly(0.03, 5.0)), "sequence_mean", cuts=False),
+        Case("truly_ppo", "truly_ppo(delta=0.01, alpha=2.0)", each(unclipped, truly(0.01, 2.0)), "sequence_mean", cuts=False),
         Case("ipo", "ipo()", each(ipo(0.1), far(1e-3))),
         Case("ipo", "ipo(threshold=0.02, kl_tau=0.3)", each(ipo(0.02), far(0.3))),
         Case("ppo_lowprob_relaxed", "ppo_lowprob_relaxed()", each(relaxed(0.2, 0.28, 0.2, 0.2, 3.0, "new/rollout"))),

@@ -19,6 +19,7 @@ def whole_fields(seed: int, rows: int = 5, tokens: int = 7, *, per_token: bool =
     fields["row"] = torch.randperm(1000, generator=rng)[:rows]
     fields["segment"] = (torch.rand(rows, tokens, generator=rng) < 0.4).cumsum(dim=1)
     fields["reward"] = torch.rand(rows, generator=rng, dtype=torch.float64)
+    fields["distance"] = 0.1 * torch.rand(rows, tokens, generator=rng, dtype=torch.float64) ** 2
     return fields
 
 

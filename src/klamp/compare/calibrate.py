@@ -349,7 +349,7 @@ def _scaled(guard: Guard, factor: float) -> Guard:
         return replace(guard, region=replace(region, budget=region.budget * factor))
     if isinstance(region, Distance):
         low, high = (_times(radius, factor) for radius in (region.radius_low, region.radius_high))
-        return replace(guard, region=Distance(region.measure, low, high))
+        return replace(guard, region=replace(region, radius_low=low, radius_high=high))
     assert isinstance(region, Region)
     return replace(guard, region=_scaled_region(region, factor))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from klamp.kernels.divergences import bucket_divergences, divergences, partition
 from klamp.kernels.logprobs import TokenLogProbs, token_logprobs
 
-__all__ = ["TokenLogProbs", "token_logprobs"]
+__all__ = ["TokenLogProbs", "bucket_divergences", "divergences", "partition", "token_logprobs"]

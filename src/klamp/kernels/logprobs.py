@@ -6,6 +6,8 @@ one block beside the inputs and their gradients, for four matrix products instea
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,19 +15,27 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from klamp.errors import UserError
-from klamp.kernels.head import LOWEST, TOKENS, WORDS, Head
+from klamp.kernels.head import LOWEST, Blocks, Head, add_product, narrow_products
+from klamp.kernels.online import Online, Top, lift
+
+Slope = Callable[[Tensor, slice, slice], Tensor]
 
 
 class TokenLogProbs(NamedTuple):
-    """``logp``: log q(token). ``entropy``: of q, nats. ``top_logp``, ``top_ids``: the likeliest tokens, detached, in order.
+    """``logp``: log q(token). ``entropy``: of q, nats. The others are detached.
 
-    Where a token id is below 0 all are 0 (ids -1).
+    ``lse``: the log-normaliser of z. ``top_logp``, ``top_ids``: the likeliest tokens in order. ``at_logp``: of the tokens
+    ``at``. ``tail_logp``: the log of the mass of all tokens beside the given one and those of ``top_ids`` or ``at``, by
+    its own log-sum-exp. Where a token id is below 0 all are 0 (ids -1).
     """
 
     logp: Float[Tensor, "N"]
     entropy: Float[Tensor, "N"] | None = None
+    lse: Float[Tensor, "N"] | None = None
     top_logp: Float[Tensor, "N K"] | None = None
     top_ids: Int[Tensor, "N K"] | None = None
+    at_logp: Float[Tensor, "N K"] | None = None
+    tail_logp: Float[Tensor, "N"] | None = None
 
 
 def token_logprobs(
@@ -37,6 +47,7 @@ def token_logprobs(
     *,
     entropy: bool = False,
     top_k: int | None = None,
+    at: Integer[Tensor, "N K"] | None = None,
     chunk: int | None = None,
     softcap: float | None = None,
     scale: float = 1.0,
@@ -46,40 +57,59 @@ def token_logprobs(
     With ``softcap`` z = softcap tanh(scale (h W^T + b) / softcap) / temperature, as transformers' models have it. Gradients of
     log-probs and entropy reach ``hidden``, ``weight`` and ``bias``: d log q(a) = 1[a] - q, d H = -q (log q + H). Positions whose
     id is below 0 are left out: whatever their hidden state holds changes nothing, and their results and gradients are 0.
+    ``top_k``: the likeliest tokens; ``at``: ids of other tokens, each at most once in a row, -1 for none; one of the two.
     ``chunk``: tokens of a block. Sums are in float32 for narrower inputs, and so are the results. Raises UserError for shapes
     that do not fit, an id beyond the vocabulary, and a ``top_k`` outside 1 to V.
     """
     head = Head(weight, bias, temperature, softcap, scale)
-    _check(hidden, head, token_ids, top_k, chunk)
+    check(hidden, head, token_ids, chunk)
+    _check_others(head, token_ids, top_k, at)
     kept = token_ids >= 0
     whole = bool(kept.all())
     chosen = hidden if whole else hidden[kept]
-    ids = (token_ids if whole else token_ids[kept]).to(torch.int64)
-    tokens = TOKENS if chunk is None else chunk
-    logp, spread, top_logp, top_ids = _LogProbs.apply(chosen, weight, bias, ids, head, entropy, top_k or 0, tokens)  # type: ignore[no-untyped-call]
-    found = (logp, spread if entropy else None, top_logp if top_k else None, top_ids if top_k else None)
-    if whole:
-        return TokenLogProbs(*found)
-    return TokenLogProbs(*(None if one is None else _spread(one, kept, -1 if one is top_ids else 0) for one in found))  # type: ignore[arg-type]
+    ids, others = ((one if whole or one is None else one[kept]) for one in (token_ids, at))
+    assert ids is not None
+    others = None if others is None else others.to(torch.int64)
+    found = _LogProbs.apply(chosen, weight, bias, ids.to(torch.int64), others, head, entropy, top_k or 0, chunk)  # type: ignore[no-untyped-call]
+    fields = TokenLogProbs._fields
+    wanted = (True, entropy, True, top_k, top_k, at is not None, top_k or at is not None)
+    made = {name: value for name, value, given in zip(fields, found, wanted, strict=True) if given}
+    if not whole:
+        made = {name: spread(value, kept, -1 if name == "top_ids" else 0) for name, value in made.items()}
+    return TokenLogProbs(**made)
 
 
-def _spread(values: Tensor, kept: Tensor, fill: int) -> Tensor:
+def spread(values: Tensor, kept: Tensor, fill: int = 0) -> Tensor:
     """Values of the kept positions at their places, ``fill`` elsewhere."""
     return values.new_full((kept.shape[0], *values.shape[1:]), fill).index_put((kept,), values)
 
 
-def _check(hidden: Tensor, head: Head, token_ids: Tensor, top_k: int | None, chunk: int | None) -> None:
+def check(hidden: Tensor, head: Head, token_ids: Tensor, chunk: int | None) -> None:
+    """Refuse shapes that do not fit each other, ids beyond the vocabulary, and empty blocks."""
     if hidden.dim() != 2 or hidden.shape[1] != head.weight.shape[1] or token_ids.shape != hidden.shape[:1]:
         raise UserError(
-            f"token_logprobs takes hidden [N, H], weight [V, H] and token_ids [N]; got {list(hidden.shape)}, "
+            f"hidden [N, H], weight [V, H] and token_ids [N] must fit each other; got {list(hidden.shape)}, "
             f"{list(head.weight.shape)} and {list(token_ids.shape)}"
         )
+    if hidden.dtype != head.weight.dtype:
+        raise UserError(f"hidden is {hidden.dtype}, the weight {head.weight.dtype}: cast one, as autocast would")
     if token_ids.numel() and int(token_ids.max()) >= head.size:
         raise UserError(f"token id {int(token_ids.max())} is beyond the vocabulary of {head.size}")
-    if top_k is not None and not 1 <= top_k <= head.size:
-        raise UserError(f"top_k={top_k} must be from 1 to the vocabulary's {head.size}")
     if chunk is not None and chunk < 1:
         raise UserError(f"chunk={chunk} must be at least 1")
+
+
+def _check_others(head: Head, token_ids: Tensor, top_k: int | None, at: Tensor | None) -> None:
+    if top_k is not None and not 1 <= top_k <= head.size:
+        raise UserError(f"top_k={top_k} must be from 1 to the vocabulary's {head.size}")
+    if at is None:
+        return
+    if top_k is not None:
+        raise UserError("give top_k for the likeliest tokens, or at for given ones, not both")
+    if at.dim() != 2 or at.shape[0] != token_ids.shape[0]:
+        raise UserError(f"at must be [N, K], N = {token_ids.shape[0]}; got {list(at.shape)}")
+    if at.numel() and int(at.max()) >= head.size:
+        raise UserError(f"token id {int(at.max())} in at is beyond the vocabulary of {head.size}")
 
 
 class _LogProbs(torch.autograd.Function):
@@ -87,99 +117,99 @@ class _LogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, head: Head, entropy: bool, top: int, tokens: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        states = hidden.detach().to(head.dtype)
-        count = states.shape[0]
-        most, total, moment = (states.new_full((count,), value) for value in (LOWEST, 0.0, 0.0))
-        best = states.new_full((count, top), LOWEST)
-        who = torch.full((count, top), -1, dtype=torch.int64, device=states.device)
-        own = states.new_full((count,), LOWEST)
-        block = states.new_empty((min(tokens, max(count, 1)), min(WORDS, head.size)))
-        for part, rows, shift in head.blocks(WORDS):
-            for start in range(0, count, tokens):
-                here = slice(start, min(start + tokens, count))
-                z = head.logits(states[here], rows, shift, block)
-                mine = (ids[here] >= part.start) & (ids[here] < part.stop)
-                place = (ids[here] - part.start).clamp(0, part.stop - part.start - 1)
-                own[here] = torch.where(mine, z.gather(1, place[:, None])[:, 0], own[here])
-                if top:
-                    _merge(best, who, here, z, part.start)
-                _reduce(most, total, moment, here, z, entropy)
-        lse = most + total.log()
-        spread = lse - moment / total if entropy else lse
-        ctx.save_for_backward(hidden, weight, bias, ids, lse, spread)
-        ctx.head, ctx.entropy, ctx.tokens = head, entropy, tokens
-        top_logp = best - lse[:, None]
-        ctx.mark_non_differentiable(top_logp, who, *(() if entropy else (spread,)))
-        logp = torch.where(own <= LOWEST, -torch.inf, own - lse)
-        return logp, spread, top_logp, who
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, at: Tensor | None, head: Head,
+        entropy: bool, top_k: int, chunk: int | None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        blocks = Blocks(head, hidden, chunk)
+        sums = blocks.new_empty(blocks.count, 0)
+        rest, top = Online(sums, entropy), Top(sums, top_k)
+        own = sums.new_full((blocks.count, 1), LOWEST)
+        others = sums.new_full((blocks.count, 0 if at is None else at.shape[1]), LOWEST)
+        boxed = top_k > 0 or at is not None
+        with narrow_products(hidden, weight):
+            for part, here in itertools.product(blocks.parts, blocks.tokens):
+                z = blocks.logits(here, part)
+                lift(z, ids[here, None], part, own[here], leave=boxed)
+                if at is not None:
+                    lift(z, at[here], part, others[here])
+                if top_k:
+                    top.take(here, z, part.start, rest)
+                rest.take(here, z)
+        best, who = top.with_own(own[:, 0], ids, rest) if top_k else (top.best, top.who)
+        tail = rest.lse
+        if boxed:
+            own_too = best.new_full(own.shape, LOWEST).where((who == ids[:, None]).any(1, keepdim=True), own)
+            rest.take(slice(None), torch.cat([own_too, others, best], 1))
+        lse = rest.lse
+        spread_ = lse - rest.mean if entropy else lse
+        if at is not None:  # the token itself has its own place
+            others = torch.where(at == ids[:, None], own, others)
+        ctx.save_for_backward(hidden, weight, bias, ids, lse, spread_)
+        ctx.head, ctx.entropy, ctx.chunk = head, entropy, chunk
+        ctx.set_materialize_grads(False)
+        logp, top_logp, at_logp, tail_logp = (_logp(z, lse) for z in (own[:, 0], best, others, tail))
+        given = (lse.clone(), top_logp, who, at_logp, tail_logp)
+        ctx.mark_non_differentiable(*given, *(() if entropy else (spread_,)))
+        return logp, spread_, *given
 
     @staticmethod
-    def backward(ctx: Any, of_logp: Tensor, of_entropy: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, ids, lse, spread = ctx.saved_tensors
+    def backward(
+        ctx: Any, of_logp: Tensor | None, of_entropy: Tensor | None, *unused: Any
+    ) -> tuple[Tensor | None, ...]:
+        hidden, weight, _bias, ids, lse, spread_ = ctx.saved_tensors
         head: Head = ctx.head
-        states = hidden.detach().to(head.dtype)
-        count, tokens = states.shape[0], ctx.tokens
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        to_hidden = torch.zeros_like(states) if wants_hidden else None
-        to_weight = torch.empty_like(weight) if wants_weight else None
-        to_bias = torch.empty_like(bias) if wants_bias else None
-        first = -of_logp.to(head.dtype)
-        second = -of_entropy.to(head.dtype) if ctx.entropy else None
-        block = states.new_empty((min(tokens, max(count, 1)), min(WORDS, head.size)))
-        for part, rows, shift in head.blocks(WORDS):
-            weights_here = rows.new_zeros(rows.shape) if wants_weight else None
-            biases_here = rows.new_zeros(rows.shape[0]) if wants_bias else None
-            for start in range(0, count, tokens):
-                here = slice(start, min(start + tokens, count))
-                z = head.logits(states[here], rows, shift, block)
-                slope = _slope(z, lse[here], spread[here], first[here], None if second is None else second[here])
-                _add_own(slope, ids[here], part, of_logp[here])
-                slope = head.back(slope, z)
-                if to_hidden is not None:
-                    to_hidden[here].addmm_(slope, rows)
-                if weights_here is not None:
-                    weights_here.addmm_(slope.t(), states[here])
-                if biases_here is not None:
-                    biases_here += slope.sum(0)
-            if to_weight is not None:
-                to_weight[part] = weights_here.to(weight.dtype)  # type: ignore[union-attr]
-            if to_bias is not None:
-                to_bias[part] = biases_here.to(bias.dtype)  # type: ignore[union-attr]
-        return (None if to_hidden is None else to_hidden.to(hidden.dtype), to_weight, to_bias, *[None] * 5)
+        one = None if of_logp is None else of_logp.to(head.dtype)
+        two = None if of_entropy is None or not ctx.entropy else of_entropy.to(head.dtype)
+
+        def slope(z: Tensor, here: slice, part: slice) -> Tensor:
+            found = _slope(z, lse[here], spread_[here], *(None if g is None else g[here] for g in (one, two)))
+            if one is not None:
+                rows = ((ids[here] >= part.start) & (ids[here] < part.stop)).nonzero()[:, 0]
+                found.index_put_((rows, ids[here][rows] - part.start), one[here][rows], accumulate=True)
+            return found
+
+        with narrow_products(hidden, weight):
+            grads = pull_back(Blocks(head, hidden, ctx.chunk), slope, ctx.needs_input_grad[:3])
+        return (grads[0], *grads[1:], *[None] * 6)
 
 
-def _reduce(most: Tensor, total: Tensor, moment: Tensor, here: slice, z: Tensor, entropy: bool) -> None:
-    """Take a block into the running maximum m, sum of e^(z - m), and sum of e^(z - m) z. Overwrites z without entropy."""
-    high = torch.maximum(most[here], z.amax(1))
-    shrink = (most[here] - high).exp_()
-    weights = (z - high[:, None]).exp_() if entropy else z.sub_(high[:, None]).exp_()
-    total[here] = total[here] * shrink + weights.sum(1)
-    if entropy:
-        moment[here] = moment[here] * shrink + torch.linalg.vecdot(weights, z)
-    most[here] = high
-
-
-def _slope(z: Tensor, lse: Tensor, spread: Tensor, first: Tensor, second: Tensor | None) -> Tensor:
-    """-g1 q - g2 q (log q + H), without the token's own 1; ``first`` is -g1, ``second`` -g2."""
+def _slope(z: Tensor, lse: Tensor, spread_: Tensor, one: Tensor | None, two: Tensor | None) -> Tensor:
+    """-g1 q - g2 q (log q + H), without the token's own g1."""
+    if one is None and two is None:
+        return torch.zeros_like(z)
     logq = z - lse[:, None]
+    if two is None:
+        return logq.exp_().mul_(-one[:, None])  # type: ignore[index]
     q = logq.exp()
-    if second is None:
-        return q.mul_(first[:, None])
-    return q.mul_(logq.add_(spread[:, None]).mul_(second[:, None]).add_(first[:, None]))
+    inner = logq.add_(spread_[:, None]).mul_(-two[:, None])
+    return q.mul_(inner if one is None else inner.sub_(one[:, None]))
 
 
-def _add_own(slope: Tensor, ids: Tensor, part: slice, of_logp: Tensor) -> None:
-    """Add g1 at each position's own token, where it is in the block."""
-    rows = ((ids >= part.start) & (ids < part.stop)).nonzero()[:, 0]
-    slope.index_put_((rows, ids[rows] - part.start), of_logp[rows].to(slope.dtype), accumulate=True)
+def _logp(z: Tensor, lse: Tensor) -> Tensor:
+    """z - lse, -inf for what stands for -inf."""
+    return torch.where(z <= 0.5 * LOWEST, -torch.inf, z - (lse if z.dim() == 1 else lse[:, None]))
 
 
-def _merge(best: Tensor, who: Tensor, here: slice, z: Tensor, offset: int) -> None:
-    """Take a block into the running top."""
-    top = best.shape[1]
-    high, place = z.topk(min(top, z.shape[1]), dim=1)
-    both, names = torch.cat([best[here], high], 1), torch.cat([who[here], place + offset], 1)
-    best[here], order = both.topk(top, dim=1)
-    who[here] = names.gather(1, order)
+def pull_back(blocks: Blocks, slope: Slope, wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Gradients to hidden, weight and bias from ``slope(z, tokens, words)``, d/dz of a block in a tensor of its own."""
+    head = blocks.head
+    to_hidden = blocks.new_empty(*blocks.states.shape).zero_() if wanted[0] else None
+    to_weight = torch.empty_like(head.weight) if wanted[1] else None
+    to_bias = None if head.bias is None or not wanted[2] else torch.empty_like(head.bias)
+    for part in blocks.parts:
+        weights = blocks.new_empty(*blocks.rows(part).shape).zero_() if wanted[1] else None
+        biases = blocks.new_empty(part.stop - part.start).zero_()
+        for here in blocks.tokens:
+            z = blocks.logits(here, part)
+            found = head.back(slope(z, here, part), z)
+            if to_hidden is not None:
+                add_product(to_hidden[here], found, blocks.rows(part))
+            if weights is not None:
+                add_product(weights, found.t(), blocks.states[here])
+            if to_bias is not None:
+                biases += found.sum(0)
+        if to_weight is not None:
+            to_weight[part] = weights  # type: ignore[assignment]
+        if to_bias is not None:
+            to_bias[part] = biases
+    return None if to_hidden is None else to_hidden.to(blocks.dtype), to_weight, to_bias

@@ -189,10 +189,11 @@ def trust_region(
     radius_low: Radius | None = None,
     radius_high: Radius | None = None,
     discount: float = 1.0,
+    top_k: int | None = None,
 ) -> Spec:
     """Any measure as the constraint of any method: the base with its policy guards replaced by this one."""
     method = parse(base)
-    where = condition(measure, radius, radius_low=radius_low, radius_high=radius_high)
+    where = condition(measure, radius, radius_low=radius_low, radius_high=radius_high, top_k=top_k)
     check_choice("ratio", ratio, ("new/old", "new/rollout", "new/ref", "old/rollout"))
     found = Guard(where, ratio, scope, reduce, _gate(gate), discount=discount)
     if not any(factor.integrated and factor.of == (ratio, scope, reduce, discount) for factor in method.factors):

@@ -18,6 +18,7 @@ from klamp.presets.clips import ppo
 from klamp.regions import Radius
 from klamp.spec import Spec
 from klamp.transforms import Cap, Identity, Transform
+from klamp.whole import TOP_K
 
 _TOKENS = Aggregate("token_mean")
 _DPPO = "Qi et al. 2026, Rethinking the Trust Region in LLM Reinforcement Learning, arXiv 2602.04879"
@@ -27,10 +28,10 @@ _CAPPED = (
 )
 
 
-def _masked(measure: str, delta: Radius, cap: float, ratio: str) -> Spec:
+def _masked(measure: str, delta: Radius, cap: float, ratio: str, top_k: int | None = None) -> Spec:
     check_choice("ratio", ratio, ("new/old", "new/rollout"))
     weight: Transform = Identity() if cap == math.inf else Cap(0.0, cap)
-    return Spec((Guard(condition(measure, delta), ratio),), (Factor(weight, ratio),), (), _TOKENS)
+    return Spec((Guard(condition(measure, delta, top_k=top_k), ratio),), (Factor(weight, ratio),), (), _TOKENS)
 
 
 @register_preset(
@@ -50,6 +51,30 @@ def dppo_tv(delta: Radius = 0.15, cap: float = math.inf, ratio: str = "new/old")
 def dppo_kl(delta: Radius = 0.05, cap: float = math.inf, ratio: str = "new/old") -> Spec:
     """A mask by the KL divergence of {token, any other}."""
     return _masked("binary_kl_old_new", delta, cap, ratio)
+
+
+_BUCKETS = (
+    "the old policy's k likeliest tokens, the sampled token and the rest, whose mass is its own log-sum-exp; Stable-RL takes the sampler's "
+    "k, puts the sampled token in the place of the last, floors the mass of the rest at 1e-12, and caps the weight"
+)
+
+
+@register_preset(
+    "J = w A keep, keep = (TV over {token}, the k likeliest tokens and the rest, <= delta) | ~outward; with a cap: sg(min(w, cap)) keep A log pi_new",
+    f"{_DPPO} (top-K TV)", _BUCKETS,
+)  # fmt: skip
+def dppo_topk_tv(delta: Radius = 0.15, k: int = TOP_K, cap: float = math.inf) -> Spec:
+    """A mask by the total variation of the whole distribution, nearly: the likeliest tokens and the rest."""
+    return _masked("topk_tv", delta, cap, "new/old", k)
+
+
+@register_preset(
+    "J = w A keep, keep = (KL over {token}, the k likeliest tokens and the rest, old to new, <= delta) | ~outward; with a cap: sg(min(w, cap)) keep A log pi_new",
+    f"{_DPPO} (top-K KL)", _BUCKETS,
+)  # fmt: skip
+def dppo_topk_kl(delta: Radius = 0.05, k: int = TOP_K, cap: float = math.inf) -> Spec:
+    """A mask by the KL divergence of the whole distribution, nearly: the likeliest tokens and the rest."""
+    return _masked("topk_kl_old_new", delta, cap, "new/old", k)
 
 
 @register_preset(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from klamp.aggregates import Aggregate
+from klamp.conditions import condition
 from klamp.factors import Factor
+from klamp.guards import GATES, Guard
 from klamp.language import register_preset
 from klamp.measures import MEASURES, Measure, Phi
 from klamp.measures import measure as measure_of
-from klamp.penalties import FPenalty
+from klamp.penalties import DivergencePenalty, FPenalty
 from klamp.spec import Spec
 
 _SAMPLED = "the KL is estimated at the sampled tokens, not summed over the vocabulary"
@@ -42,3 +44,15 @@ def ppo_kl_adaptive(target: float = 0.01, beta: float = 1.0) -> Spec:
 def dro(beta: float = 0.05) -> Spec:
     """The policy gradient with a squared log-ratio as regulariser."""
     return Spec((), (), (FPenalty(MEASURES["k2"], beta),), Aggregate("token_mean"))
+
+
+@register_preset(
+    "J = w A - alpha KL(old||new) where KL(old||new) > delta and A (w - 1) >= 0, w A elsewhere; the KL over the whole vocabulary",
+    "Wang et al. 2019, Truly Proximal Policy Optimization, arXiv 1903.07940 (combined)",
+    "from memory of the paper: delta 0.03 and alpha 5 are those of its control tasks. Where the penalty is off the paper's value has "
+    "-delta in its place: another constant, the same gradient",
+)
+def truly_ppo(delta: float = 0.03, alpha: float = 5.0, measure: str = "exact_kl_old_new") -> Spec:
+    """No clip; a step that would leave the region is pulled back by the exact KL, which also moves unsampled tokens."""
+    beyond = Guard(condition(measure, delta), gate=GATES["not_inward"])
+    return Spec((), (Factor(),), (DivergencePenalty(measure, alpha, on=beyond),), Aggregate("sequence_mean"))

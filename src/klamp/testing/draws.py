@@ -33,7 +33,7 @@ _SHAPES = {"one token": (1, 1), "all masked": (2, 3), "one-token rows": (4, 1), 
 _FIELDS = frozenset({"logp_rollout", "logp_ref", "entropy", "group", "row", "segment", "reward"})
 _DIVERGENCE = re.compile(r"divergences\[(.+)\]")
 ROLES = ("logp_new", "logp_old", "logp_rollout", "logp_ref")
-LEAVES = ("logp_new", "entropy")  # what the loss may be differentiated by
+LEAVES = ("logp_new", "entropy")  # what the loss may be differentiated by, and divergences over the vocabulary
 B = TypeVar("B", bound=Batch)
 
 
@@ -85,7 +85,8 @@ class Draw:
 
     def leaves(self) -> tuple[Draw, list[Tensor]]:
         """The same draw with fresh leaves of autograd, and those leaves."""
-        fresh = {name: self.fields[name].detach().clone().requires_grad_() for name in LEAVES if name in self.fields}
+        names = [name for name in self.fields if name in LEAVES or _DIVERGENCE.fullmatch(name)]
+        fresh = {name: self.fields[name].detach().clone().requires_grad_() for name in names}
         return self.having("", fresh), list(fresh.values())
 
 
@@ -175,6 +176,9 @@ def distances(spec: Spec, shape: tuple[int, int], generator: torch.Generator) ->
             radii = [number(guard.region.radius_low), number(guard.region.radius_high)]
             size = next((radius for radius in radii if 0.0 < radius < math.inf), 1.0)
             found[name] = size * _normal(shape, generator).abs() * 1.5
+    for name in sorted(spec.needs - found.keys()):
+        if _DIVERGENCE.fullmatch(name):
+            found[name] = 0.03 * _normal(shape, generator).abs()
     return found
 
 

@@ -6,6 +6,7 @@ them with the measure), measures and gates of a user's own, and the numbers of t
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -104,7 +105,7 @@ def now(region: Any, state: State, key: str) -> Any:
         return region
     low, high = (_moved(getattr(region, f"radius_{side}"), state, f"{key}.{side}") for side in ("low", "high"))
     if isinstance(region, Distance):
-        return Distance(region.measure, low, high)
+        return dataclasses.replace(region, radius_low=low, radius_high=high)
     return type(region)(region.measure, low, high)
 
 

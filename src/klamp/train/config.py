@@ -9,12 +9,14 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from klamp.errors import UserError
+from klamp.errors import UserError, check_choice
 from klamp.penalties import KLReference
 from klamp.presets import parse, with_aggregate
 from klamp.spec import Spec
+from klamp.train.vocabulary import vocabulary
 
 DEFAULT_SPEC = "atr_grpo(delta=0.02)"
+_PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 # TRL option -> the spec that says the same, given its value; None where no spec says it.
 _BY_LOSS = {"cispo": "cispo_absolute()", "luspo": "luspo()", "vespo": "vespo()"}
@@ -59,8 +61,21 @@ class KlampConfig(GRPOConfig):  # type: ignore[misc]
         metadata={"help": "append sequence_mask(high=3.0) when vLLM samples and the spec lacks a correction"},
     )
 
+    old_states_dtype: str = field(
+        default="auto",
+        metadata={
+            "help": "precision of the old hidden states and output matrix that exact_* measures keep: auto (the model's), bfloat16, float16, float32"
+        },
+    )
+    old_states_offload: bool = field(
+        default=False,
+        metadata={"help": "keep what exact_* and topk_* measures need of the old policy in the CPU's memory"},
+    )
+
     def __post_init__(self) -> None:
         self.resolved_spec = resolve(self)
+        check_choice("old_states_dtype", self.old_states_dtype, _PRECISIONS)
+        vocabulary(self.resolved_spec)  # refuses what no trainer can know of whole distributions
         self.spec = str(self.spec)
         super().__post_init__()
         self._check_windows()

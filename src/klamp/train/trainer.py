@@ -27,9 +27,11 @@ from klamp.rewards import REASONS, verdict_counts
 from klamp.stats import Stats
 from klamp.tally import Tally
 from klamp.train.config import KlampConfig
+from klamp.train.vocabulary import Vocabulary, vocabulary
 
 _STATE = "klamp_state.json"
 _BUFFER = "klamp_rollout"
+_HEAD = "klamp_old_head.pt"  # the old policy's output matrix, within a rollout
 _WINDOW = "klamp_log"  # what was counted since the last log
 
 OFFERS = frozenset(
@@ -53,11 +55,13 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
     _tag_names = ("trl", "grpo", "klamp")
 
     def __init__(self, *args: Any, recorder: Recorder | None = None, **kwargs: Any) -> None:
+        self.vocabulary: Vocabulary | None = None
         super().__init__(*args, **kwargs)
         config = self.args
         if not isinstance(config, KlampConfig):
             raise TypeError(f"KlampTrainer needs args=KlampConfig(...); got {type(config).__name__}")
         self.spec = config.resolved_spec
+        self.vocabulary = vocabulary(self.spec, config.old_states_dtype, config.old_states_offload)
         self.spec.require(self._offers(config), "this trainer")
         self.objective = Objective(self.spec)
         self.objective_state = self.objective.init()
@@ -68,6 +72,10 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
         self._window_stats: Stats | None = None
         self._rewards: Tensor | None = None
         self._rollouts = 0
+        self._kept: (
+            dict[str, Tensor] | None
+        ) = {}  # of the old policy, by the rollout that is being scored; None: not yet
+        self._old_top: Tensor | None = None
         if not self.can_act(config):
             warnings.warn(
                 f"there is one optimizer step per rollout, so new = old and no region of {self.spec} can act; set "
@@ -81,7 +89,7 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _offers(self, config: KlampConfig) -> frozenset[str]:
         rollout = {"logp_rollout"} if self.use_vllm or self.rollout_func is not None else set()
-        return OFFERS | rollout
+        return OFFERS | rollout | (frozenset() if self.vocabulary is None else self.vocabulary.offers)
 
     # --- what TRL scores: group ids and rewards travel along ------------------------------------------------
 
@@ -93,7 +101,11 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
         return self._rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._kept, self._old_top = None, None
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if output.get("old_per_token_logps") is not None and self._kept is not None:
+            output |= self._kept
+        self._kept = {}
         mode = "train" if self.model.training else "eval"
         assert self._rewards is not None
         size = self.num_generations if mode == "train" else self.num_generations_eval
@@ -131,6 +143,23 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
         metrics["train/tied_groups_share"].append(tied.float().mean().item())
         metrics["train/unscored_share"].append(unscored.float().mean().item())
 
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """TRL's, whose output layer the vocabulary answers where the spec needs it; a rollout's first call is the old policy."""
+        whole = self.vocabulary
+        score = super()._get_per_token_logps_and_entropies
+        if whole is None:
+            return score(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+        with whole.watching(self._old_top):
+            found = score(
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+        if self._kept is None:
+            mask = attention_mask[:, -logits_to_keep:].bool()
+            self._kept = whole.keep_old(mask)
+        return found
+
     # --- the loss -------------------------------------------------------------------------------------------
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
@@ -162,8 +191,8 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
         return gathered
 
     def _batch(self, inputs: dict[str, Any], logp: Tensor | None = None, entropy: Tensor | None = None) -> Batch:
-        """The klamp batch of TRL's inputs; without ``logp`` only its counts are used."""
-        mask = inputs["completion_mask"].bool()
+        """The klamp batch of TRL's inputs, right after their forward pass; without ``logp`` only its counts are used."""
+        mask = scored = inputs["completion_mask"].bool()
         if "tool_mask" in inputs:
             mask = mask & inputs["tool_mask"].bool()
         new = torch.zeros(mask.shape, device=mask.device) if logp is None else logp
@@ -178,6 +207,9 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
             logp_rollout=None if rollout is None else _padded(rollout, mask),
             logp_ref=inputs.get("ref_per_token_logps"),
             entropy=entropy if bonus or entropy is None else entropy.detach(),
+            divergences=None
+            if self.vocabulary is None or logp is None
+            else self.vocabulary.divergences(inputs, scored),
             group=inputs.get("group"),
             row=inputs.get("row"),
             segment=segments(mask) if "segment" in self.spec.needs else None,
@@ -187,6 +219,8 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _forward(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Any]:
         """(log-probs, entropies, auxiliary loss) of the completions under the model as it is."""
+        if self.vocabulary is not None:
+            self._old_top = self.vocabulary.old_top(inputs, inputs["completion_mask"].bool())
         found: tuple[Tensor, Tensor, Any] = self._get_per_token_logps_and_entropies(
             model,
             torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
@@ -256,6 +290,8 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
                 {key: value for key, value in part.items() if value is not None} for part in self._buffered_inputs
             ]
             torch.save(buffer, folder / f"{_BUFFER}_{self.accelerator.process_index}.pt")
+            if self.args.should_save and self.vocabulary is not None and self.vocabulary.old_head is not None:
+                torch.save(self.vocabulary.old_head, folder / _HEAD)  # the same on every rank
         tally = self._tallies["train"]
         window = {**vars(tally), "metrics": {name: list(values) for name, values in self._metrics["train"].items()}}
         torch.save(window, folder / f"{_WINDOW}_{self.accelerator.process_index}.pt")
@@ -279,6 +315,8 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
         device = self.accelerator.device.type
         if buffer.exists():
             self._buffered_inputs = torch.load(buffer, map_location=device, weights_only=True)
+            if self.vocabulary is not None and (Path(checkpoint) / _HEAD).exists():
+                self.vocabulary.old_head = torch.load(Path(checkpoint) / _HEAD, map_location=device, weights_only=True)
         if window.exists():
             held = torch.load(window, map_location=device, weights_only=True)
             self._metrics["train"].update(held.pop("metrics"))
