@@ -16,7 +16,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from klamp.errors import UserError
-from klamp.kernels.head import LOWEST, Blocks, Head, narrow_products
+from klamp.kernels.head import LOWEST, Blocks, Head, narrow_products, strips
 from klamp.kernels.logprobs import check, pull_back, spread
 from klamp.kernels.online import Online
 from klamp.kernels.terms import Pair, singular, slope, value
@@ -121,32 +121,29 @@ class _Divergences(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, _bias, hidden_old, mean, lse_new, lse_old = ctx.saved_tensors
         new, old, kinds, chunk = ctx.parts
-        theirs = Blocks(old, hidden_old, chunk)
         sums = upstream.to(new.dtype)
         shift = (sums * mean).sum(1)
 
-        def slopes(z: Tensor, here: slice, part: slice) -> Tensor:
-            pair = _pair(z.clone(), theirs.logits(here, part), lse_new[here], lse_old[here])
+        def slopes(here: slice, part: slice, z: Tensor, y: Tensor) -> Tensor:
+            pair = Pair(z - lse_new[here, None], y.sub_(lse_old[here, None]))
             total: Tensor = pair.q * -shift[here, None]
             for index, which in enumerate(kinds):
                 total += slope(which, pair) * sums[here, index, None]
             return total
 
         with narrow_products(hidden, weight, hidden_old, old.weight):
-            grads = pull_back(Blocks(new, hidden, chunk), slopes, ctx.needs_input_grad[:3])
+            grads = pull_back(
+                Blocks(new, hidden, chunk), slopes, ctx.needs_input_grad[:3], Blocks(old, hidden_old, chunk)
+            )
         return (*grads, *[None] * 7)
-
-
-def _pair(z: Tensor, y: Tensor, lse_new: Tensor, lse_old: Tensor) -> Pair:
-    """Log-probs of a block under both policies, in place of its logits."""
-    return Pair(z.sub_(lse_new[:, None]), y.sub_(lse_old[:, None]))
 
 
 def _normaliser(blocks: Blocks) -> Tensor:
     """The log-sum-exp of one policy's logits, [N]."""
     sums = Online(blocks.new_empty(blocks.count))
     for part, here in itertools.product(blocks.parts, blocks.tokens):
-        sums.take(here, blocks.logits(here, part))
+        for some, z in strips(here, blocks.logits(here, part)):
+            sums.take(some, z)
     return sums.lse
 
 
@@ -155,10 +152,11 @@ def _given(new: Blocks, old: Blocks, kinds: list[Kind], lses: tuple[Tensor, Tens
     found = new.new_empty(new.count, len(kinds)).double().zero_()
     mean = torch.zeros_like(found)
     for part, here in itertools.product(new.parts, new.tokens):
-        pair = _pair(new.logits(here, part), old.logits(here, part), lses[0][here], lses[1][here])
-        for index, which in enumerate(kinds):
-            found[here, index] += value(which, pair).sum(1)
-            mean[here, index] += slope(which, pair).sum(1)
+        for some, z, y in strips(here, new.logits(here, part), old.logits(here, part)):
+            pair = Pair(z.sub_(lses[0][some, None]), y.sub_(lses[1][some, None]))
+            for index, which in enumerate(kinds):
+                found[some, index] += value(which, pair).sum(1)
+                mean[some, index] += slope(which, pair).sum(1)
     return found, mean.to(new.head.dtype)
 
 
@@ -174,18 +172,18 @@ def _running(new: Blocks, old: Blocks, kinds: list[Kind]) -> tuple[Tensor, Tenso
     forward = Weighted(like) if any(which.a == 0.0 for which in kinds) else None
     backward = Weighted(like) if any(which.a == 1.0 for which in kinds) else None
     for part, here in itertools.product(new.parts, new.tokens):
-        z, y = new.logits(here, part), old.logits(here, part)
-        x = z - y
-        for a, sums in tilts.items():
-            sums.take(here, torch.add(y, x, alpha=a))
-        if backward is None:
-            q.take(here, z)
-        else:
-            backward.take(q, here, z, x)
-        if forward is None:
-            p.take(here, y)
-        else:
-            forward.take(p, here, y, x)
+        for some, z, y in strips(here, new.logits(here, part), old.logits(here, part)):
+            x = z - y
+            for a, sums in tilts.items():
+                sums.take(some, torch.add(y, x, alpha=a))
+            if backward is None:
+                q.take(some, z)
+            else:
+                backward.take(q, some, z, x)
+            if forward is None:
+                p.take(some, y)
+            else:
+                forward.take(p, some, y, x)
     lse_new, lse_old = q.lse, p.lse
     shift = (lse_new - lse_old).double()
     columns = []

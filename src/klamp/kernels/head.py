@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from klamp.errors import UserError
 
 TOKENS, WORDS = 512, 1024  # of a block on a CPU: 2 MiB in float32
+STRIP = 64  # tokens of a block that are worked on at once: several such strips fit a core's cache
 CUDA_TOKENS, CUDA_WORDS = 4096, 8192  # on a GPU, where one product must be large enough to fill it: 128 MiB
 LOWEST = -1e30  # stands for a logit of -inf: its probability is 0, and its products with 0 are 0
 
@@ -87,6 +89,14 @@ class Head:
             slope *= 1.0 - (z * (self.temperature / self.softcap)) ** 2
         factor = self.scale / self.temperature
         return slope if factor == 1.0 else slope.mul_(factor)
+
+
+def strips(here: slice, *blocks: Tensor) -> Iterator[tuple[Any, ...]]:
+    """(tokens, their rows of each block) for a few tokens of a block at a time; on a GPU for all of them."""
+    step = here.stop - here.start if blocks[0].is_cuda else STRIP
+    for start in range(here.start, here.stop, max(step, 1)):
+        stop = min(start + step, here.stop)
+        yield slice(start, stop), *(block[start - here.start : stop - here.start] for block in blocks)
 
 
 def product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:

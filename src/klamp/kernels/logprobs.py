@@ -15,10 +15,10 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from klamp.errors import UserError
-from klamp.kernels.head import LOWEST, Blocks, Head, add_product, narrow_products
+from klamp.kernels.head import LOWEST, Blocks, Head, add_product, narrow_products, strips
 from klamp.kernels.online import Online, Top, lift
 
-Slope = Callable[[Tensor, slice, slice], Tensor]
+Slope = Callable[..., Tensor]
 
 
 class TokenLogProbs(NamedTuple):
@@ -134,7 +134,8 @@ class _LogProbs(torch.autograd.Function):
                     lift(z, at[here], part, others[here])
                 if top_k:
                     top.take(here, z, part.start, rest)
-                rest.take(here, z)
+                for some, strip in strips(here, z):
+                    rest.take(some, strip)
         best, who = top.with_own(own[:, 0], ids, rest) if top_k else (top.best, top.who)
         tail = rest.lse
         if boxed:
@@ -161,7 +162,7 @@ class _LogProbs(torch.autograd.Function):
         one = None if of_logp is None else of_logp.to(head.dtype)
         two = None if of_entropy is None or not ctx.entropy else of_entropy.to(head.dtype)
 
-        def slope(z: Tensor, here: slice, part: slice) -> Tensor:
+        def slope(here: slice, part: slice, z: Tensor) -> Tensor:
             found = _slope(z, lse[here], spread_[here], *(None if g is None else g[here] for g in (one, two)))
             if one is not None:
                 rows = ((ids[here] >= part.start) & (ids[here] < part.stop)).nonzero()[:, 0]
@@ -190,8 +191,11 @@ def _logp(z: Tensor, lse: Tensor) -> Tensor:
     return torch.where(z <= 0.5 * LOWEST, -torch.inf, z - (lse if z.dim() == 1 else lse[:, None]))
 
 
-def pull_back(blocks: Blocks, slope: Slope, wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Gradients to hidden, weight and bias from ``slope(z, tokens, words)``, d/dz of a block in a tensor of its own."""
+def pull_back(blocks: Blocks, slope: Slope, wanted: Sequence[bool], *beside: Blocks) -> tuple[Tensor | None, ...]:
+    """Gradients to hidden, weight and bias from ``slope(tokens, words, z)``: d/dz of part of a block, in a tensor of its own.
+
+    ``beside``: other policies whose logits the slope needs too, after z; those it may overwrite.
+    """
     head = blocks.head
     to_hidden = blocks.new_empty(*blocks.states.shape).zero_() if wanted[0] else None
     to_weight = torch.empty_like(head.weight) if wanted[1] else None
@@ -200,14 +204,15 @@ def pull_back(blocks: Blocks, slope: Slope, wanted: Sequence[bool]) -> tuple[Ten
         weights = blocks.new_empty(*blocks.rows(part).shape).zero_() if wanted[1] else None
         biases = blocks.new_empty(part.stop - part.start).zero_()
         for here in blocks.tokens:
-            z = blocks.logits(here, part)
-            found = head.back(slope(z, here, part), z)
+            z, *others = (policy.logits(here, part) for policy in (blocks, *beside))
+            for some, strip, *theirs in strips(here, z, *others):
+                strip.copy_(head.back(slope(some, part, strip, *theirs), strip))
             if to_hidden is not None:
-                add_product(to_hidden[here], found, blocks.rows(part))
+                add_product(to_hidden[here], z, blocks.rows(part))
             if weights is not None:
-                add_product(weights, found.t(), blocks.states[here])
+                add_product(weights, z.t(), blocks.states[here])
             if to_bias is not None:
-                biases += found.sum(0)
+                biases += z.sum(0)
         if to_weight is not None:
             to_weight[part] = weights  # type: ignore[assignment]
         if to_bias is not None:

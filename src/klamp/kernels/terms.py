@@ -46,8 +46,8 @@ class Pair:
     @cached_property
     def to_middle(self) -> tuple[Tensor, Tensor]:
         """log(2q/(p+q)) and log(2p/(p+q))."""
-        softplus = torch.nn.functional.softplus
-        return math.log(2.0) - softplus(-self.x), math.log(2.0) - softplus(self.x)
+        up = math.log(2.0) - torch.nn.functional.softplus(-self.x)
+        return up, up - self.x
 
     def tilted(self, a: float) -> Tensor:
         """p^(1-a) q^a."""

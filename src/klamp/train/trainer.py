@@ -152,9 +152,7 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
         if whole is None:
             return score(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
         with whole.watching(self._old_top):
-            found = score(
-                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-            )
+            found = score(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
         if self._kept is None:
             mask = attention_mask[:, -logits_to_keep:].bool()
             self._kept = whole.keep_old(mask)
