@@ -182,8 +182,9 @@ VERL = Framework(
         "entropy": ways(Way({f"{_A}entropy_coeff": "=coefficient"})),
     },
     hook=(
-        "register_policy_loss(name) of verl.trainer.ppo.core_algos, imported in the workers through VERL_USE_EXTERNAL_MODULES "
-        "or the entry-point group verl.plugins; the function never sees rollout or reference log-probs"
+        "loss_mode=klamp (docs/verl.md) is any spec that reads no more than verl passes; or register_policy_loss(name) of "
+        "verl.trainer.ppo.core_algos, imported in the workers through VERL_USE_EXTERNAL_MODULES or the entry-point group "
+        "verl.plugins; the function never sees rollout or reference log-probs"
     ),
     related={
         "random": "loss_mode=clip_cov draws tokens by covariance, with each micro-batch's own means and its own random draw",
