@@ -27,6 +27,7 @@ from running import close
 from torch import Tensor
 
 import klamp
+from klamp.export import export
 
 INSTALLED = importlib.util.find_spec("verl") is not None
 WHY = "verl is not installed: docs/verl.md says how to install its core"
@@ -432,6 +433,29 @@ def test_the_other_settings_of_the_page_are_hydras() -> None:
     config = composed([word for line in lines for word in shlex.split(line)])
     assert config.ray_kwargs.ray_init.runtime_env.env_vars.KLAMP_SPEC == "dapo()"
     assert klamp.parse(config.actor_rollout_ref.actor.policy_loss.spec) == klamp.parse("trust_region('js', 0.01)")
+
+
+@only_verl
+@pytest.mark.parametrize("spec", ["rollout_is(epsilon_low=0.3, epsilon_high=0.5)", "dapo()", "grpo()"])
+def test_exported_flags_reach_verls_workers(verl: Verl, spec: str) -> None:
+    """verl's own loss, as a worker finds it by the flags of ``klamp export``, with no code of ours."""
+    from verl.utils.config import omega_conf_to_dataclass
+
+    flags = shlex.split(export(spec, "verl").text.replace("\\\n", " "))
+    config = composed(flags)
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    fields = whole_fields(1, 6, 9)
+    fields["mask"][:, 0] = True
+    if config.algorithm.rollout_correction.bypass_mode:
+        fields["logp_old"] = fields["logp_rollout"]
+    new = fields["logp_new"].clone().requires_grad_(True)
+    actor.global_batch_info.update(dp_size=1, batch_num_tokens=int(fields["mask"].sum()), global_batch_size=6)
+    loss, _ = verl.registry.get_policy_loss_fn(actor.policy_loss.loss_mode)(
+        old_log_prob=fields["logp_old"], log_prob=new, response_mask=fields["mask"], loss_agg_mode=actor.loss_agg_mode,
+        advantages=fields["advantages"][:, None].expand(fields["mask"].shape), config=actor, rollout_is_weights=None,
+    )  # fmt: skip
+    _, slope = ours(spec, actor.loss_agg_mode, fields)
+    close(torch.autograd.grad(loss, new)[0], slope)
 
 
 @only_verl
