@@ -17,7 +17,7 @@ penalties aggregates spec language presets explain export table
 scopes batch stats survey fold tally advantages exploration objective testing kernels
 records diff charts report
 lab atlas plot
-statistics worker answers rewards data tasks train evaluate compare
+statistics worker answers rewards data tasks train evaluate compare bridges
 cli __main__
 """
 ORDER = ROOMS.split()
@@ -30,9 +30,10 @@ INSIDE_A_FUNCTION = {("spec", "language"), ("rewards", "tasks")}
 
 # Third-party packages that may be imported while a room loads; elsewhere only inside a function.
 WALLS = {
-    "torch": {"evaluate", "scopes", "batch", "stats", "survey", "fold", "tally", "advantages", "exploration", "objective", "testing", "kernels", "diff", "lab", "train"},
+    "torch": {"bridges", "evaluate", "scopes", "batch", "stats", "survey", "fold", "tally", "advantages", "exploration", "objective", "testing", "kernels", "diff", "lab", "train"},
     "jaxtyping": {"evaluate", "batch", "stats", "tally", "advantages", "exploration", "objective", "testing", "kernels", "diff", "lab", "train"},
     "trl": {"train"}, "transformers": {"train"}, "accelerate": {"train"}, "datasets": {"train", "data"},
+    "verl": {"bridges"},
     "pyarrow": set(), "math_verify": set(), "reasoning_gym": set(), "scipy": set(), "mpmath": set(),
 }  # fmt: skip
 

@@ -353,7 +353,7 @@ VERL = {
     f"{_A}kl_loss_type": "low_var_kl", f"{_A}entropy_coeff": 0.0, f"{_A}tau_pos": 1.0, f"{_A}tau_neg": 1.05,
     f"{_P}dro_beta": None, f"{_P}kl_cov_ratio": 2e-4, f"{_P}ppo_kl_coef": 0.1, "algorithm.use_kl_in_reward": False,
     f"{_R}rollout_is": None, f"{_R}rollout_is_threshold": 2.0, f"{_R}rollout_rs": None, f"{_R}rollout_rs_threshold": None,
-    f"{_R}bypass_mode": False, f"{_R}loss_type": "ppo_clip",
+    f"{_R}bypass_mode": False, f"{_R}loss_type": "ppo_clip", f"+{_P}rollout_correction": None,
 }  # fmt: skip
 
 
@@ -361,12 +361,16 @@ def verl(s: Part, f: dict[str, Any]) -> Tensor:
     f = {name.rpartition(".")[2]: value for name, value in f.items()}
     assert f["use_kl_in_reward"] is False
     mask, weight = s.m, torch.ones_like(s.lp)
+    reinforce = f["loss_mode"] == "bypass_mode" and f["loss_type"] == "reinforce"
     if f["bypass_mode"]:
         s.lo = s.lr
         assert f["rollout_rs"] is None
+    if f["loss_mode"] == "bypass_mode":  # a worker knows of the correction only so
+        assert f["bypass_mode"]
+        assert f["rollout_correction"] == "${algorithm.rollout_correction}"
     if f["rollout_rs"] is not None:
         mask = mask & _verl_kept(s, f)
-    if f["rollout_is"] is not None and not (f["bypass_mode"] and f["loss_type"] == "ppo_clip"):
+    if f["rollout_is"] is not None and (reinforce or not f["bypass_mode"]):
         x, key = (s.lp.detach() - s.lr, "log_ratio_20") if f["bypass_mode"] else (s.lo - s.lr, "rho_20")
         x = x if f["rollout_is"] == "token" else (x * s.m).sum(dim=1, keepdim=True)
         rho = s.clamped(x, key, -20.0, 20.0).exp()
@@ -391,9 +395,9 @@ def _verl_policy(s: Part, f: dict[str, Any], mask: Tensor) -> tuple[Tensor, Tens
     c = c if s.seen("log_ratio_20") or c < 1e9 else INF  # beyond every ratio as long as log-ratios are clamped
     raw, zero = s.lp - s.lo, torch.zeros_like(s.lp)
     w = s.clamped(raw, "log_ratio_20", -20.0, 20.0).exp()
-    if f["bypass_mode"] and f["loss_type"] == "reinforce":
+    if mode == "bypass_mode" and f["loss_type"] == "reinforce":
         return -A * s.lp, zero, agg
-    if mode == "vanilla" or f["bypass_mode"]:
+    if mode in ("vanilla", "bypass_mode"):
         assert c > 1.0
         return clip(A, w, low, high, c), zero, agg
     if mode in ("dppo_tv", "dppo_kl"):

@@ -95,7 +95,7 @@ def _word(value: Any) -> str:
 def _hydra(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return f"'{value}'" if isinstance(value, str) and value[:1].isdigit() else _word(value)
+    return f"'{value}'" if isinstance(value, str) and (value[:1].isdigit() or "$" in value) else _word(value)
 
 
 def _python(value: Any) -> str:

@@ -11,7 +11,15 @@ _CLIP = {f"{_A}clip_ratio_low": "=1 - low", f"{_A}clip_ratio_high": "=high - 1"}
 _RADII = {f"{_A}clip_ratio_low": "=low", f"{_A}clip_ratio_high": "=high"}
 _NEVER = {f"{_A}clip_ratio_c": 1e9}
 _OLD = {"old": {f"{_C}bypass_mode": False}}
-_TO_ROLLOUT = {"rollout": {f"{_C}bypass_mode": True, f"{_C}loss_type": "reinforce"}}
+# The workers read the loss and its correction from policy_loss alone: bypass_mode does not reach them.
+_TO_ROLLOUT = {
+    "rollout": {
+        f"{_C}bypass_mode": True,
+        f"{_C}loss_type": "reinforce",
+        _MODE: "bypass_mode",
+        f"+{_A}policy_loss.rollout_correction": "${algorithm.rollout_correction}",
+    }
+}
 _PER_RESPONSE = {
     "sequence_mean": ways(Way({f"{_A}loss_agg_mode": "seq-mean-token-mean"}, edges=("count_1e-8",), rows="all"))
 }
@@ -182,8 +190,9 @@ VERL = Framework(
         "entropy": ways(Way({f"{_A}entropy_coeff": "=coefficient"})),
     },
     hook=(
-        "register_policy_loss(name) of verl.trainer.ppo.core_algos, imported in the workers through VERL_USE_EXTERNAL_MODULES "
-        "or the entry-point group verl.plugins; the function never sees rollout or reference log-probs"
+        "loss_mode=klamp (docs/verl.md) is any spec that reads no more than verl passes; or register_policy_loss(name) of "
+        "verl.trainer.ppo.core_algos, imported in the workers through VERL_USE_EXTERNAL_MODULES or the entry-point group "
+        "verl.plugins; the function never sees rollout or reference log-probs"
     ),
     related={
         "random": "loss_mode=clip_cov draws tokens by covariance, with each micro-batch's own means and its own random draw",
@@ -199,7 +208,8 @@ VERL = Framework(
         "the weight (the configuration's 3.0 wins over the code's 20)",
         "for geo_mean clip_ratio_low and clip_ratio_high are log-ratios",
         "rollout_rs k1 bounds are of rollout/old, the inverse ratio; with bypass_mode every rollout_rs measures new/rollout",
-        "bypass_mode overwrites loss_mode: only ppo_clip and reinforce are left",
+        "bypass_mode leaves the workers' loss_mode as it is (verl issue 4912): loss_type=reinforce, and rollout_is and rollout_rs in "
+        "bypass_mode, need loss_mode=bypass_mode and policy_loss.rollout_correction",
         "loss_scale_factor=null divides by the padded width, which varies",
     ),
 )  # fmt: skip
