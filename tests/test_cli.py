@@ -180,7 +180,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["train", "--learning_rate", "fast"], "invalid float value"),
     (["train", "--loss_type", "dapo"], "dapo()"),
     (["train", "--spec", "grpo() + sequence_mask()"], "needs logp_rollout"),
-    (["train", "--spec", "trust_region('exact_tv', 0.1)"], "needs divergences[exact_tv]"),
+    (["train", "--spec", "dapo + guard(measure='exact_tv', radius=0.1, ratio='new/rollout')"], "has new/old alone"),
     (["train", "--record-tokens", "2"], "between 0 and 1"),
     (["train", "--eval-size", "0"], "at least 1"),
     (["train", "--resume", "{}"], "is not a run"),

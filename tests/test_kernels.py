@@ -13,7 +13,7 @@ from torch import Tensor
 
 import klamp
 from klamp.kernels import head as room
-from klamp.kernels import token_logprobs
+from klamp.kernels import named_memory, token_logprobs
 
 Parts = dict[str, Any]
 
@@ -201,6 +201,29 @@ def test_what_does_not_fit_is_refused(change: Parts, says: str) -> None:
     given = {"hidden": torch.randn(4, 3), "weight": torch.randn(20, 3), "token_ids": torch.tensor([0, 1, 2, 3])}
     with pytest.raises((klamp.UserError, TypeError), match=says):
         token_logprobs(**(given | change))
+
+
+def test_the_end_of_the_memory_has_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, ids, bias = parts(6, 5, 12)
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ):
+
+        def full(*sizes: Any, error: Exception = error) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(room, "product", full)
+            with pytest.raises(klamp.UserError, match="give a smaller chunk="):
+                token_logprobs(hidden, weight, ids, bias)
+            with (
+                pytest.raises(MemoryError, match="memory; set old_states_offload"),
+                named_memory("set old_states_offload"),
+            ):
+                token_logprobs(hidden, weight, ids, bias)
+    with pytest.raises(RuntimeError, match="another"), named_memory("no way"):
+        raise RuntimeError("another")
 
 
 def test_a_real_models_log_probs() -> None:

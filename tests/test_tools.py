@@ -64,6 +64,17 @@ def test_what_a_spec_costs() -> None:
     assert "one more forward pass" in facts("m2po")["costs"][0]
     assert "no forward pass" in facts("grpo + rs_k3")["costs"][0]
     assert "divergences[exact_tv]" in facts("trust_region('exact_tv', 0.1)")["costs"][0]
+    assert "6 products" in facts("truly_ppo")["costs"][0]
+    assert explain(klamp.parse("grpo"), 1000, 10)["costs"] == [
+        "at 1,000 x 10: log-probs with their gradient 0.00 GFLOP per token; their logits would be 0.00 MB per token in float32, and are never held"
+    ]
+    at = explain(
+        klamp.parse("trust_region('exact_tv', 0.1) + guard(measure='topk_js', radius=1.0, top_k=7)"), 151936, 1024
+    )["costs"]
+    assert "92 bytes per token for the buckets" in at[-2]
+    assert "0.62 GFLOP per token more; 2,052 bytes per token and 311 MB once" in at[-1]
+    with pytest.raises(klamp.UserError, match="give vocabulary and width"):
+        explain(klamp.parse("grpo"), 1000)
     for spec in ("m2po", "kl_cov", "grpo + rs_k3", "dapo"):
         assert ("one more forward pass" in str(facts(spec)["costs"])) == klamp.parse(spec).reads_new
 

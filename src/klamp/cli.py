@@ -41,6 +41,8 @@ def _parser() -> argparse.ArgumentParser:
     explain = verbs.add_parser("explain", help="what a spec is: equation, region, coordinates, needs, sources")
     explain.add_argument("spec", help="for example 'atr_grpo(delta=0.02) + sequence_mask(high=3.0)'")
     explain.add_argument("--json", action="store_true", help="as JSON")
+    explain.add_argument("--vocabulary", type=int, metavar="V", help="with --width: what divergences cost at this size")
+    explain.add_argument("--width", type=int, metavar="H", help="of the hidden states that V logits are made of")
     explain.add_argument("--plot", metavar="FILE", help="also draw region, surrogate and coefficient as SVG")
     presets = verbs.add_parser("presets", help="the published methods that ship as specs")
     shape = presets.add_mutually_exclusive_group()
@@ -163,7 +165,8 @@ def _explain(arguments: argparse.Namespace, rest: list[str]) -> int:
         from klamp.plot import write
 
         print(f"wrote {write(spec, Path(arguments.plot))}", file=sys.stderr)
-    print(json.dumps(explain(spec), indent=2) if arguments.json else text(spec))
+    size = arguments.vocabulary, arguments.width
+    print(json.dumps(explain(spec, *size), indent=2) if arguments.json else text(spec, *size))
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from klamp.binary import BINARY, binary_bounds
 from klamp.conditions import Budget, Condition, Distance, Nowhere
+from klamp.errors import UserError
 from klamp.factors import Factor
 from klamp.gates import AnyGate, Gate
 from klamp.guards import Guard
@@ -40,8 +41,11 @@ _ACTIONS = {
 }
 
 
-def explain(spec: Spec) -> dict[str, Any]:
-    """Equation, parts, regions with bounds and matched radii, needs, costs and sources of a spec; JSON-ready."""
+def explain(spec: Spec, vocabulary: int | None = None, width: int | None = None) -> dict[str, Any]:
+    """Equation, parts, regions with bounds and matched radii, needs, costs and sources of a spec; JSON-ready.
+
+    With ``vocabulary`` and ``width``, those of a model's output matrix, also what its divergences cost there.
+    """
     return {
         "spec": str(spec),
         "rule": _RULE,
@@ -52,7 +56,7 @@ def explain(spec: Spec) -> dict[str, Any]:
         "penalties": [_penalty(part) for part in spec.penalties],
         "aggregate": part_text(spec.mean),
         "needs": sorted({"logp_new", "logp_old", "advantages", "mask"} | spec.needs),
-        "costs": _costs(spec),
+        "costs": [*_costs(spec), *_at_size(spec, vocabulary, width)],
         "traits": sorted(spec.traits),
     }
 
@@ -82,7 +86,57 @@ def _costs(spec: Spec) -> list[str]:
     elif spec.asks_step:
         found.append("a statistic of the whole step, taken before its first loss; no forward pass")
     whole = sorted(need for need in spec.needs if need.startswith("divergences["))
-    return found + [f"{need}: a divergence over the vocabulary, which the caller computes" for need in whole]
+    return found + [f"{need}: {_whole_cost(spec, need[len('divergences[') : -1])}" for need in whole]
+
+
+def _whole_cost(spec: Spec, name: str) -> str:
+    """What a divergence over the vocabulary asks of a trainer; H: the width of its hidden states, V: the vocabulary."""
+    if name.startswith("topk_"):
+        return "12 bytes per token and bucket kept of the old policy, no matrix product more (klamp train; klamp.kernels elsewhere)"
+    moves = any(f"divergences[{name}]" in part.needs and "moves_unsampled" in part.traits for part in spec.penalties)
+    return (
+        f"the old hidden states and output matrix kept, {'6' if moves else '2'} products of H x V per token more than the 4 of the "
+        "log-probs (klamp train; klamp.kernels elsewhere)"
+    )
+
+
+def _at_size(spec: Spec, vocabulary: int | None, width: int | None) -> list[str]:
+    """The same in bytes and operations, for a model's output matrix."""
+    if vocabulary is None and width is None:
+        return []
+    if vocabulary is None or width is None or min(vocabulary, width) < 1:
+        raise UserError(
+            "give vocabulary and width, both above 0: those of the output matrix, for example 151936 and 1024"
+        )
+    product = 2.0 * vocabulary * width
+    lines = [
+        f"at {vocabulary:,} x {width:,}: log-probs with their gradient {4 * product / 1e9:.2f} GFLOP per token; their logits would be "
+        f"{4 * vocabulary / 1e6:.2f} MB per token in float32, and are never held"
+    ]
+    names = {need[len("divergences[") : -1] for need in spec.needs if need.startswith("divergences[")}
+    sizes = [
+        guard.region.top_k for guard in _every_guard(spec) if isinstance(guard.region, Distance) and guard.region.top_k
+    ]
+    if any(name.startswith("topk_") for name in names):
+        lines.append(
+            f"at {vocabulary:,} x {width:,}: {12 * max([*sizes, 0]) + 8:,} bytes per token for the buckets of the old policy"
+        )
+    if any(name.startswith("exact_") for name in names):
+        moves = any(
+            "moves_unsampled" in part.traits and part.needs & {f"divergences[{name}]" for name in names}
+            for part in spec.penalties
+        )
+        lines.append(
+            f"at {vocabulary:,} x {width:,}: {(6 if moves else 2) * product / 1e9:.2f} GFLOP per token more; {2 * width + 4:,} bytes per token and "
+            f"{2e-6 * vocabulary * width:,.0f} MB once in bfloat16, twice that in float32 (old_states_dtype, old_states_offload; the "
+            "matrix not where it is not trained)"
+        )
+    return lines
+
+
+def _every_guard(spec: Spec) -> list[Guard]:
+    """The guards of the policy, and those that select where a penalty acts."""
+    return [*spec.guards, *(guard for part in spec.penalties if (guard := getattr(part, "on", None)) is not None)]
 
 
 # --- guards ---------------------------------------------------------------------------------------------------
@@ -271,9 +325,9 @@ def _json(value: Any) -> Any:
 # --- text -----------------------------------------------------------------------------------------------------
 
 
-def text(spec: Spec) -> str:
+def text(spec: Spec, vocabulary: int | None = None, width: int | None = None) -> str:
     """The explanation for a reader at a terminal."""
-    facts = explain(spec)
+    facts = explain(spec, vocabulary, width)
     lines = [facts["spec"], "", f"  rule        {facts['rule']}"]
     for source in facts["sources"]:
         lines += ["", f"  {source['preset']}: {source['summary']}", f"  equation    {source['equation']}"]

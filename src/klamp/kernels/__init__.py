@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from klamp.kernels.divergences import bucket_divergences, divergences, partition
+from klamp.kernels.head import OutOfMemory, named_memory
 from klamp.kernels.logprobs import TokenLogProbs, token_logprobs
 
-__all__ = ["TokenLogProbs", "bucket_divergences", "divergences", "partition", "token_logprobs"]
+__all__ = [
+    "OutOfMemory", "TokenLogProbs", "bucket_divergences", "divergences", "named_memory", "partition", "token_logprobs",
+]  # fmt: skip

@@ -16,8 +16,8 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from klamp.errors import UserError
-from klamp.kernels.head import LOWEST, Blocks, Head, narrow_products, strips
-from klamp.kernels.logprobs import check, pull_back, spread
+from klamp.kernels.head import LOWEST, Blocks, Head, named_memory, narrow_products, strips
+from klamp.kernels.logprobs import SMALLER, check, pull_back, spread
 from klamp.kernels.online import Online
 from klamp.kernels.terms import Pair, singular, slope, value
 from klamp.whole import Kind, kind
@@ -66,7 +66,8 @@ def divergences(
     kept = ids >= 0
     whole = bool(kept.all())
     rows = [one if whole or one is None else one[kept] for one in (hidden_new, hidden_old, lse_new, lse_old)]
-    found: Tensor = _Divergences.apply(rows[0], weight_new, bias_new, *rows[1:], new, old, kinds, chunk)  # type: ignore[no-untyped-call]
+    with named_memory(SMALLER):
+        found: Tensor = _Divergences.apply(rows[0], weight_new, bias_new, *rows[1:], new, old, kinds, chunk)  # type: ignore[no-untyped-call]
     found = found if whole else spread(found, kept)
     return dict(zip(measures, found.unbind(1), strict=True))
 
@@ -131,7 +132,7 @@ class _Divergences(torch.autograd.Function):
                 total += slope(which, pair) * sums[here, index, None]
             return total
 
-        with narrow_products(hidden, weight, hidden_old, old.weight):
+        with named_memory(SMALLER), narrow_products(hidden, weight, hidden_old, old.weight):
             grads = pull_back(
                 Blocks(new, hidden, chunk), slopes, ctx.needs_input_grad[:3], Blocks(old, hidden_old, chunk)
             )

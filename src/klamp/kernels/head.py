@@ -158,6 +158,22 @@ class Blocks:
         return self.head.logits(self.states[here], rows, self._bias, self._buffer)
 
 
+class OutOfMemory(UserError, MemoryError):
+    """There is not enough memory; the message names what to change."""
+
+
+@contextmanager
+def named_memory(way: str) -> Iterator[None]:
+    """Turn the end of the memory, of a GPU or a CPU, into a message that says ``way`` out."""
+    try:
+        yield
+    except (RuntimeError, OutOfMemory) as error:  # torch.OutOfMemoryError is the first; the outermost way counts
+        if isinstance(error, (torch.OutOfMemoryError, OutOfMemory)) or "allocate memory" in str(error):
+            said = str(error).splitlines()[0].removeprefix("out of memory: ").partition("; ")[0]
+            raise OutOfMemory(f"out of memory: {said}; {way}") from error
+        raise
+
+
 @contextmanager
 def narrow_products(*tensors: Tensor) -> Iterator[None]:
     """Where all factors came in bfloat16, let a CPU multiply in it: their products are exact, the sums are float32."""

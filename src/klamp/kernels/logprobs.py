@@ -15,10 +15,11 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from klamp.errors import UserError
-from klamp.kernels.head import LOWEST, Blocks, Head, add_product, narrow_products, strips
+from klamp.kernels.head import LOWEST, Blocks, Head, add_product, named_memory, narrow_products, strips
 from klamp.kernels.online import Online, Top, lift
 
 Slope = Callable[..., Tensor]
+SMALLER = "give a smaller chunk= (tokens of a block), fewer tokens a call, or a narrower precision"
 
 
 class TokenLogProbs(NamedTuple):
@@ -70,7 +71,8 @@ def token_logprobs(
     ids, others = ((one if whole or one is None else one[kept]) for one in (token_ids, at))
     assert ids is not None
     others = None if others is None else others.to(torch.int64)
-    found = _LogProbs.apply(chosen, weight, bias, ids.to(torch.int64), others, head, entropy, top_k or 0, chunk)  # type: ignore[no-untyped-call]
+    with named_memory(SMALLER):
+        found = _LogProbs.apply(chosen, weight, bias, ids.to(torch.int64), others, head, entropy, top_k or 0, chunk)  # type: ignore[no-untyped-call]
     fields = TokenLogProbs._fields
     wanted = (True, entropy, True, top_k, top_k, at is not None, top_k or at is not None)
     made = {name: value for name, value, given in zip(fields, found, wanted, strict=True) if given}
@@ -169,7 +171,7 @@ class _LogProbs(torch.autograd.Function):
                 found.index_put_((rows, ids[here][rows] - part.start), one[here][rows], accumulate=True)
             return found
 
-        with narrow_products(hidden, weight):
+        with named_memory(SMALLER), narrow_products(hidden, weight):
             grads = pull_back(Blocks(head, hidden, ctx.chunk), slope, ctx.needs_input_grad[:3])
         return (grads[0], *grads[1:], *[None] * 6)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from trl.trainer import utils as trl_utils
 
 from klamp.errors import UserError
-from klamp.kernels import TokenLogProbs, bucket_divergences, divergences, partition, token_logprobs
+from klamp.kernels import TokenLogProbs, bucket_divergences, divergences, named_memory, partition, token_logprobs
 from klamp.penalties import DivergencePenalty
 from klamp.spec import Spec
 from klamp.survey import guards_of
@@ -35,6 +35,11 @@ _CALL = [
     "logit_scale",
     "outputs",
 ]
+_LESS = "set a smaller per_device_train_batch_size (with more gradient_accumulation_steps), or a shorter max_completion_length"
+_KEEP = (
+    "the old policy's hidden states and output matrix do not fit: set old_states_offload=true, old_states_dtype=bfloat16, a smaller "
+    "per_device_train_batch_size, or take a topk_* measure, which keeps a few numbers per token"
+)
 _OLD = "klamp_old_"  # what a rollout keeps of the old policy, per token of each completion
 
 
@@ -80,7 +85,8 @@ class Vocabulary:
         own = trl_utils._ChunkedLogProbFunction, trl_utils._use_triton
         trl_utils._ChunkedLogProbFunction, trl_utils._use_triton = self, lambda device: True  # only unmasked tokens
         try:
-            yield
+            with named_memory(_LESS):
+                yield
         finally:
             trl_utils._ChunkedLogProbFunction, trl_utils._use_triton = own
 
@@ -105,6 +111,10 @@ class Vocabulary:
 
     def keep_old(self, mask: Tensor) -> dict[str, Tensor]:
         """What is kept of the calls just seen, for the tokens of ``mask`` [B, T]: one entry per token, 0 elsewhere."""
+        with named_memory(_KEEP):
+            return self._keep_old(mask)
+
+    def _keep_old(self, mask: Tensor) -> dict[str, Tensor]:
         kept: dict[str, Tensor] = {}
         if self.topk:
             kept |= {name: self._joined(name) for name in ("logp", "top_ids", "top_logp", "tail_logp")}
@@ -166,7 +176,7 @@ class Vocabulary:
         assert weight is not None
         hidden = old["hidden"].to(seen.hidden.dtype)
         rounded = self.dtype is not None and self.dtype != seen.hidden.dtype  # then the log-normaliser is another
-        with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()):
+        with named_memory(_KEEP), torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()):
             values = divergences(
                 seen.hidden, seen.weight, hidden, weight, tuple(self.exact.values()), lse_new=seen.found.lse,
                 lse_old=None if rounded else old["lse"], bias_new=seen.bias, bias_old=bias, **seen.options,
