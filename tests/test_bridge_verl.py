@@ -48,7 +48,8 @@ ALONE = [
 ]  # fmt: skip
 ROLLOUT = ["decoupled_ppo", "ipo", "ppo_lowprob_relaxed", "rollout_is"]
 CORRECTIONS = ["geometric_mask", "icepop", "mis", "opsm", "sequence_mask", "tis", "vaco"]
-REFUSED = ["bnpo", "clip_cov", "entropy_mask", "kl_cov", "m2po", "ppo_kl_adaptive", "real", "rs_k1", "rs_k2", "rs_k3"]
+REFUSED = ["bnpo", "clip_cov", "dppo_topk_kl", "dppo_topk_tv", "entropy_mask", "kl_cov", "m2po", "ppo_kl_adaptive", "real", "rs_k1",
+           "rs_k2", "rs_k3", "truly_ppo"]  # fmt: skip
 
 
 @dataclass

@@ -71,8 +71,9 @@ def test_the_objective_emits_what_is_documented() -> None:
     rollout[0, 0] = torch.nan
     for spec in ("grpo() + kl_reference()", "dapo() + sequence_mask()", "dapo() + rs_k3()"):
         batch = klamp.Batch(
-            logp.clone().requires_grad_(), logp, torch.ones(2), mask, logp_ref=logp, entropy=-logp, logp_rollout=rollout
-        )
+            logp.clone().requires_grad_(), logp, torch.ones(2), mask, logp_ref=logp, entropy=-logp, phi_mean=-logp,
+            logp_rollout=rollout,
+        )  # fmt: skip
         emitted |= set(klamp.Objective(spec)(batch).metrics.show())
     batch = klamp.Batch(logp, logp, torch.ones(2), mask, logp_rollout=rollout, missing="token")
     emitted |= set(klamp.Objective("sequence_mask()")(batch).metrics.show())

@@ -82,6 +82,29 @@ def test_the_push_is_the_entropy_that_a_natural_step_adds() -> None:
     assert push != 0.0
 
 
+def test_the_exact_push_is_the_entropy_that_a_vanilla_step_adds() -> None:
+    draw = torch.Generator().manual_seed(5)
+    old = torch.randn((1, 8), generator=draw, dtype=torch.float64)
+    new = old + 0.4 * torch.randn((1, 8), generator=draw, dtype=torch.float64)
+    action = torch.randint(0, 8, (40,), generator=draw)
+    entropy, logq = theorems.entropy(new), new.log_softmax(-1)
+    phi = (logq.exp() ** 2 * (logq + entropy)).sum()
+    made = klamp.Batch(
+        logq[0, action].unsqueeze(1), old.log_softmax(-1)[0, action].unsqueeze(1),
+        torch.randn(40, generator=draw, dtype=torch.float64), torch.ones(40, 1, dtype=torch.bool),
+        entropy=entropy.expand(40, 1), phi_mean=phi.expand(40, 1),
+    )  # fmt: skip
+    weights = []
+    for spec in ("atr_grpo(delta=0.05)", "grpo"):
+        out = klamp.Objective(spec)(made)
+        weights.append(torch.zeros(1, 8, dtype=torch.float64).index_add(1, action, out.grad_policy.T))
+    wanted = theorems.entropy_slope(new, weights[0] - weights[1], natural=False).left
+    push = klamp.Objective("atr_grpo(delta=0.05)")(made).metrics.show()["explore/vanilla_push_mean"]
+    assert isinstance(push, float)
+    assert 40.0 * push == pytest.approx(float(wanted), rel=1e-10)
+    assert push != 0.0
+
+
 def test_an_overflowing_ratio_leaves_the_metrics_finite() -> None:
     given = klamp.Batch(
         torch.tensor([[-1.0, -0.5]]), torch.tensor([[-900.0, -0.6]]), torch.tensor([[1.0, 1.0]]),

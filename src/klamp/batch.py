@@ -27,7 +27,8 @@ class Batch:
 
     ``logp_new``: under the policy being trained, with gradient. ``logp_old``: before the update. ``logp_rollout``:
     as the sampler recorded them; NaN means missing. ``logp_ref``: under the reference policy. ``advantages``: [B]
-    or [B, T]. ``mask``: true where a token counts. ``entropy``: [B, T], nats. ``divergences``: name -> [B, T] whole-
+    or [B, T]. ``mask``: true where a token counts. ``entropy``: [B, T], nats. ``phi_mean``: [B, T], sum over the
+    vocabulary of q^2 (log q + H), for a diagnostic alone. ``divergences``: name -> [B, T] whole-
     distribution divergences. ``group``, ``reward``: [B]. ``row``: [B], or [B, T] where several responses are packed
     into one row: an id per token, unique in the batch. ``segment``: [B, T] turn numbers.
 
@@ -48,6 +49,7 @@ class Batch:
         logp_rollout: Float[Tensor, "B T"] | None = None,
         logp_ref: Float[Tensor, "B T"] | None = None,
         entropy: Float[Tensor, "B T"] | None = None,
+        phi_mean: Float[Tensor, "B T"] | None = None,
         divergences: Mapping[str, Float[Tensor, "B T"]] | None = None,
         group: Integer[Tensor, "B"] | None = None,
         row: Integer[Tensor, "B"] | Integer[Tensor, "B T"] | None = None,
@@ -59,7 +61,7 @@ class Batch:
         self.logp_new, self.logp_old = logp_new, logp_old
         self.logp_rollout, self.logp_ref = logp_rollout, logp_ref
         self.advantages, self.mask = advantages, mask
-        self.entropy, self.divergences = entropy, dict(divergences or {})
+        self.entropy, self.phi_mean, self.divergences = entropy, phi_mean, dict(divergences or {})
         self.group, self.row, self.segment, self.reward = group, row, segment, reward
         self._ratios: dict[tuple[str, str, str, float], Tensor] = {}
         self.nonfinite: Int[Tensor, ""] | None = None
@@ -85,7 +87,7 @@ class Batch:
     @property
     def offers(self) -> frozenset[str]:
         """The names of the optional information that this batch carries."""
-        fields = ("logp_rollout", "logp_ref", "entropy", "group", "row", "segment", "reward")
+        fields = ("logp_rollout", "logp_ref", "entropy", "phi_mean", "group", "row", "segment", "reward")
         return frozenset(name for name in fields if getattr(self, name) is not None) | frozenset(
             f"divergences[{name}]" for name in self.divergences
         )
@@ -183,7 +185,7 @@ class Batch:
         either = ((b,), (b, t))
         shapes: dict[str, tuple[tuple[int, ...], ...]] = {
             **{f"logp_{role}": ((b, t),) for role in ROLES},
-            "advantages": either, "entropy": ((b, t),), "segment": ((b, t),), "row": either,
+            "advantages": either, "entropy": ((b, t),), "phi_mean": ((b, t),), "segment": ((b, t),), "row": either,
             "group": ((b,),), "reward": ((b,),),
         }  # fmt: skip
         values = {name: getattr(self, name) for name in shapes}
@@ -218,7 +220,7 @@ class Batch:
 
     def _check_values(self) -> None:
         counted: list[Tensor] = []
-        names = ["logp_new", "logp_old", "logp_rollout", "logp_ref", "advantages", "entropy"]
+        names = ["logp_new", "logp_old", "logp_rollout", "logp_ref", "advantages", "entropy", "phi_mean"]
         for name in names:
             value: Tensor | None = getattr(self, name)
             if value is None:

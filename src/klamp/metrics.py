@@ -70,6 +70,11 @@ OBJECTIVE: dict[str, tuple[str, str]] = {
         "order of a natural-gradient step",
         "any",
     ),
+    "explore/vanilla_push_mean": (
+        "the same of a step of the vanilla gradient, exactly: mean of (g - g of that clip)(Phi - q(a)(log q(a) + H)), Phi = sum q^2 (log q + "
+        "H); where the batch has phi_mean, as klamp train has with exact_* and topk_* measures",
+        "any",
+    ),
     "penalty/loss_mean": ("penalties per unmasked token, as added to the loss", "any"),
     "batch/tokens_count": ("unmasked tokens", ">= 0"),
     "batch/probability_histogram": (
