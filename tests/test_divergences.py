@@ -164,6 +164,16 @@ def test_a_word_that_one_policy_cannot_say() -> None:
     assert all(torch.isfinite(value).all() for name, value in found.items() if name not in infinite)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("gone", [-math.inf, -1e4, -100.0])
+def test_policies_that_share_no_word(dtype: torch.dtype, gone: float) -> None:
+    first = torch.tensor([0.0, 0.0, gone, gone], dtype=dtype)
+    nothing = torch.zeros(1, 1, dtype=dtype), torch.zeros(4, 1, dtype=dtype)
+    found = divergences(*nothing, *nothing, ("tv", "js", "hellinger2"), bias_new=first, bias_old=first.flip(0))
+    for name, wanted in {"tv": 1.0, "js": math.log(2.0), "hellinger2": 2.0}.items():
+        assert found[name].item() == pytest.approx(wanted, rel=1e-6)
+
+
 @pytest.mark.parametrize("given_lse", [True, False])
 def test_the_same_policy_twice_is_exactly_nowhere(given_lse: bool) -> None:
     parts = draw(5, 40, 300, size=4.0, apart=0.0)

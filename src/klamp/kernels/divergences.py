@@ -18,8 +18,9 @@ from torch import Tensor
 from klamp.errors import UserError
 from klamp.kernels.head import LOWEST, Blocks, Head, named_memory, narrow_products, strips
 from klamp.kernels.logprobs import SMALLER, check, pull_back, spread
-from klamp.kernels.online import Online
-from klamp.kernels.terms import Pair, singular, slope, value
+from klamp.kernels.loops import loops
+from klamp.kernels.online import Online, Tilted
+from klamp.kernels.terms import Pair, singular, value
 from klamp.whole import Kind, kind
 
 _INFINITE = 1e25  # what a probability of 0 leads to under LOWEST is meant to be infinite
@@ -125,12 +126,8 @@ class _Divergences(torch.autograd.Function):
         sums = upstream.to(new.dtype)
         shift = (sums * mean).sum(1)
 
-        def slopes(here: slice, part: slice, z: Tensor, y: Tensor) -> Tensor:
-            pair = Pair(z - lse_new[here, None], y.sub_(lse_old[here, None]))
-            total: Tensor = pair.q * -shift[here, None]
-            for index, which in enumerate(kinds):
-                total += slope(which, pair) * sums[here, index, None]
-            return total
+        def slopes(here: slice, part: slice, out: Tensor, z: Tensor, y: Tensor) -> None:
+            loops(z).pair_slopes(z, y, out, (lse_new[here], lse_old[here]), kinds, new, sums[here], shift[here])
 
         with named_memory(SMALLER), narrow_products(hidden, weight, hidden_old, old.weight):
             grads = pull_back(
@@ -154,10 +151,7 @@ def _given(new: Blocks, old: Blocks, kinds: list[Kind], lses: tuple[Tensor, Tens
     mean = torch.zeros_like(found)
     for part, here in itertools.product(new.parts, new.tokens):
         for some, z, y in strips(here, new.logits(here, part), old.logits(here, part)):
-            pair = Pair(z.sub_(lses[0][some, None]), y.sub_(lses[1][some, None]))
-            for index, which in enumerate(kinds):
-                found[some, index] += value(which, pair).sum(1)
-                mean[some, index] += slope(which, pair).sum(1)
+            loops(z).pair_sums(z, y, (lses[0][some], lses[1][some]), kinds, found[some], mean[some])
     return found, mean.to(new.head.dtype)
 
 
@@ -167,51 +161,25 @@ def _running(new: Blocks, old: Blocks, kinds: list[Kind]) -> tuple[Tensor, Tenso
     KL(old||new) = lse_new - lse_old - E_old[y], y = z_new - z_old; KL(new||old) likewise; and with S_a = sum p^(1-a) q^a,
     log S_a = lse(z_old + a y) - a lse_new - (1-a) lse_old: D = (S_a - 1) / (a(a-1)), sum of slopes a D.
     """
-    like = new.new_empty(new.count)
-    q, p = Online(like), Online(like)
-    tilts = {which.a: Online(like) for which in kinds if which.a not in (0.0, 1.0)}
-    forward = Weighted(like) if any(which.a == 0.0 for which in kinds) else None
-    backward = Weighted(like) if any(which.a == 1.0 for which in kinds) else None
+    powers = [float(which.a) for which in kinds]  # type: ignore[arg-type]
+    sums = Tilted(new.new_empty(new.count), (*powers, 0.0, 1.0), {0.0, 1.0}.intersection(powers))
     for part, here in itertools.product(new.parts, new.tokens):
         for some, z, y in strips(here, new.logits(here, part), old.logits(here, part)):
-            x = z - y
-            for a, sums in tilts.items():
-                sums.take(some, torch.add(y, x, alpha=a))
-            if backward is None:
-                q.take(some, z)
-            else:
-                backward.take(q, some, z, x)
-            if forward is None:
-                p.take(some, y)
-            else:
-                forward.take(p, some, y, x)
-    lse_new, lse_old = q.lse, p.lse
+            sums.take(some, z, y)
+    lse_new, lse_old = sums.lse(1.0), sums.lse(0.0)
     shift = (lse_new - lse_old).double()
     columns = []
-    for which in kinds:
-        if which.a == 0.0:
-            columns.append(shift - (forward.total / p.total).double())  # type: ignore[union-attr]
-        elif which.a == 1.0:
-            columns.append((backward.total / q.total).double() - shift)  # type: ignore[union-attr]
+    for which, a in zip(kinds, powers, strict=True):
+        if a == 0.0:
+            columns.append(shift - sums.mean(a).double())
+        elif a == 1.0:
+            columns.append(sums.mean(a).double() - shift)
         else:
-            a = float(which.a)  # type: ignore[arg-type]
-            log = tilts[a].lse.double() - a * shift - lse_old.double()
+            log = sums.lse(a).double() - a * shift - lse_old.double()
             columns.append(which.scale * log.expm1() / (a * (a - 1.0)))
     found = torch.stack(columns, 1)
-    slopes = found * found.new_tensor([float(which.a) for which in kinds])  # type: ignore[arg-type]
+    slopes = found * found.new_tensor(powers)
     return found, slopes.to(new.head.dtype), (lse_new, lse_old)
-
-
-class Weighted:
-    """A running sum of e^(z - m) x beside an ``Online`` of z, in its scale."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.total = like.new_zeros(like.shape)
-
-    def take(self, sums: Online, here: slice, z: Tensor, x: Tensor) -> None:
-        before = sums.most[here].clone()
-        sums.take(here, z)  # leaves e^(z - m) in z
-        self.total[here] = self.total[here] * (before - sums.most[here]).exp() + torch.linalg.vecdot(z, x)
 
 
 def _finite(found: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ class Blocks:
         self.count, self.dtype = hidden.shape[0], hidden.dtype
         most = (CUDA_TOKENS, CUDA_WORDS) if hidden.is_cuda else (TOKENS, WORDS)
         self._tokens, self._words = min(chunk or most[0], max(self.count, 1)), min(most[1], head.size)
-        self._buffer = self.new_empty(self._tokens, self._words)
+        self.buffer = self.new_empty(self._tokens, self._words)
         self._part: slice | None = None
         self._rows, self._bias = head.weight, head.bias
 
@@ -155,7 +155,7 @@ class Blocks:
     def logits(self, here: slice, part: slice) -> Tensor:
         """z of a block [tokens, words]; may be overwritten."""
         rows = self.rows(part)
-        return self.head.logits(self.states[here], rows, self._bias, self._buffer)
+        return self.head.logits(self.states[here], rows, self._bias, self.buffer)
 
 
 class OutOfMemory(UserError, MemoryError):

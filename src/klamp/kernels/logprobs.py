@@ -16,9 +16,10 @@ from torch import Tensor
 
 from klamp.errors import UserError
 from klamp.kernels.head import LOWEST, Blocks, Head, add_product, named_memory, narrow_products, strips
-from klamp.kernels.online import Online, Top, lift
+from klamp.kernels.loops import loops
+from klamp.kernels.online import Online, Top
 
-Slope = Callable[..., Tensor]
+Slope = Callable[..., None]
 SMALLER = "give a smaller chunk= (tokens of a block), fewer tokens a call, or a narrower precision"
 
 
@@ -131,9 +132,9 @@ class _LogProbs(torch.autograd.Function):
         with narrow_products(hidden, weight):
             for part, here in itertools.product(blocks.parts, blocks.tokens):
                 z = blocks.logits(here, part)
-                lift(z, ids[here, None], part, own[here], leave=boxed)
+                loops(z).lift(z, ids[here, None], part.start, own[here], leave=boxed)
                 if at is not None:
-                    lift(z, at[here], part, others[here])
+                    loops(z).lift(z, at[here], part.start, others[here], leave=True)
                 if top_k:
                     top.take(here, z, part.start, rest)
                 for some, strip in strips(here, z):
@@ -164,28 +165,13 @@ class _LogProbs(torch.autograd.Function):
         one = None if of_logp is None else of_logp.to(head.dtype)
         two = None if of_entropy is None or not ctx.entropy else of_entropy.to(head.dtype)
 
-        def slope(here: slice, part: slice, z: Tensor) -> Tensor:
-            found = _slope(z, lse[here], spread_[here], *(None if g is None else g[here] for g in (one, two)))
-            if one is not None:
-                rows = ((ids[here] >= part.start) & (ids[here] < part.stop)).nonzero()[:, 0]
-                found.index_put_((rows, ids[here][rows] - part.start), one[here][rows], accumulate=True)
-            return found
+        def slope(here: slice, part: slice, out: Tensor, z: Tensor) -> None:
+            ups = (None if g is None else g[here] for g in (one, two))
+            loops(z).logprob_slopes(z, out, head, part.start, lse[here], spread_[here], ids[here], *ups)
 
         with named_memory(SMALLER), narrow_products(hidden, weight):
             grads = pull_back(Blocks(head, hidden, ctx.chunk), slope, ctx.needs_input_grad[:3])
         return (grads[0], *grads[1:], *[None] * 6)
-
-
-def _slope(z: Tensor, lse: Tensor, spread_: Tensor, one: Tensor | None, two: Tensor | None) -> Tensor:
-    """-g1 q - g2 q (log q + H), without the token's own g1."""
-    if one is None and two is None:
-        return torch.zeros_like(z)
-    logq = z - lse[:, None]
-    if two is None:
-        return logq.exp_().mul_(-one[:, None])  # type: ignore[index]
-    q = logq.exp()
-    inner = logq.add_(spread_[:, None]).mul_(-two[:, None])
-    return q.mul_(inner if one is None else inner.sub_(one[:, None]))
 
 
 def _logp(z: Tensor, lse: Tensor) -> Tensor:
@@ -194,27 +180,30 @@ def _logp(z: Tensor, lse: Tensor) -> Tensor:
 
 
 def pull_back(blocks: Blocks, slope: Slope, wanted: Sequence[bool], *beside: Blocks) -> tuple[Tensor | None, ...]:
-    """Gradients to hidden, weight and bias from ``slope(tokens, words, z)``: d/dz of part of a block, in a tensor of its own.
+    """Gradients to hidden, weight and bias from ``slope(tokens, words, out, z)``: d/d(h W^T + b) of part of a block into out.
 
-    ``beside``: other policies whose logits the slope needs too, after z; those it may overwrite.
+    ``out`` may be z itself. ``beside``: other policies whose logits the slope needs too, after z; those it may overwrite.
     """
     head = blocks.head
     to_hidden = blocks.new_empty(*blocks.states.shape).zero_() if wanted[0] else None
     to_weight = torch.empty_like(head.weight) if wanted[1] else None
     to_bias = None if head.bias is None or not wanted[2] else torch.empty_like(head.bias)
+    # The products take slopes in the precision of the factors; the bias takes them as they are.
+    buffer = blocks.buffer if to_bias is not None else blocks.buffer.to(head.factors)
     for part in blocks.parts:
         weights = blocks.new_empty(*blocks.rows(part).shape).zero_() if wanted[1] else None
         biases = blocks.new_empty(part.stop - part.start).zero_()
         for here in blocks.tokens:
             z, *others = (policy.logits(here, part) for policy in (blocks, *beside))
-            for some, strip, *theirs in strips(here, z, *others):
-                strip.copy_(head.back(slope(some, part, strip, *theirs), strip))
+            found = buffer[: z.shape[0], : z.shape[1]]
+            for each in strips(here, found, z, *others):
+                slope(each[0], part, *each[1:])
             if to_hidden is not None:
-                add_product(to_hidden[here], z, blocks.rows(part))
+                add_product(to_hidden[here], found, blocks.rows(part))
             if weights is not None:
-                add_product(weights, z.t(), blocks.states[here])
+                add_product(weights, found.t(), blocks.states[here])
             if to_bias is not None:
-                biases += z.sum(0)
+                biases += found.sum(0)
         if to_weight is not None:
             to_weight[part] = weights  # type: ignore[assignment]
         if to_bias is not None:

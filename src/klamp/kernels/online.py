@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 import torch
 from torch import Tensor
 
 from klamp.kernels.head import LOWEST
+from klamp.kernels.loops import loops
 
 
 class Online:
@@ -18,16 +21,9 @@ class Online:
         self.moment = like.new_zeros(count) if moment else None
 
     def take(self, here: slice, z: Tensor) -> None:
-        """Add the words of a block [tokens, words] for the tokens ``here``; z is overwritten unless there is a moment."""
-        high = torch.maximum(self.most[here], z.amax(1))
-        shrink = (self.most[here] - high).exp_()
-        if self.moment is None:
-            weights = z.sub_(high[:, None]).exp_()
-        else:
-            weights = (z - high[:, None]).exp_()
-            self.moment[here] = self.moment[here] * shrink + torch.linalg.vecdot(weights, z)
-        self.total[here] = self.total[here] * shrink + weights.sum(1)
-        self.most[here] = high
+        """Add the words of a block [tokens, words] for the tokens ``here``; z may be overwritten if there is no moment."""
+        moment = None if self.moment is None else self.moment[here]
+        loops(z).take(self.most[here], self.total[here], moment, z)
 
     @property
     def lse(self) -> Tensor:
@@ -39,13 +35,27 @@ class Online:
         return self.moment / self.total
 
 
-def lift(z: Tensor, ids: Tensor, part: slice, into: Tensor, leave: bool = True) -> None:
-    """Copy the logits of the words ``ids`` [tokens, K] that lie in this block into ``into``, and ``leave`` LOWEST there."""
-    rows, columns = ((ids >= part.start) & (ids < part.stop)).nonzero(as_tuple=True)
-    places = ids[rows, columns] - part.start
-    into[rows, columns] = z[rows, places]
-    if leave:
-        z[rows, places] = LOWEST
+class Tilted:
+    """An ``Online`` of u = y + a (z - y) for several a at once; t = sum e^(u - m) (z - y) for those of ``means``."""
+
+    def __init__(self, like: Tensor, powers: Iterable[float], means: Collection[float]) -> None:
+        # 1 and 0, whose u are z and y themselves, may overwrite them: they come last.
+        ordered = sorted(set(powers), key=lambda a: (a in (0.0, 1.0), a))
+        self._places = {a: place for place, a in enumerate(ordered)}
+        self._streams = tuple((a, a in means) for a in ordered)
+        self.most = like.new_full((len(ordered), like.shape[0]), LOWEST)
+        self.total, self.moment = torch.zeros_like(self.most), torch.zeros_like(self.most)
+
+    def take(self, here: slice, z: Tensor, y: Tensor) -> None:
+        """Add a pair of blocks [tokens, words], which may be overwritten."""
+        most, total, moment = (each[:, here] for each in (self.most, self.total, self.moment))
+        loops(z).take_tilted(self._streams, most, total, moment, z, y)
+
+    def lse(self, a: float) -> Tensor:
+        return self.most[self._places[a]] + self.total[self._places[a]].log()
+
+    def mean(self, a: float) -> Tensor:
+        return self.moment[self._places[a]] / self.total[self._places[a]]
 
 
 class Top:

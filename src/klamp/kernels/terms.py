@@ -46,8 +46,10 @@ class Pair:
     @cached_property
     def to_middle(self) -> tuple[Tensor, Tensor]:
         """log(2q/(p+q)) and log(2p/(p+q))."""
-        up = math.log(2.0) - torch.nn.functional.softplus(-self.x)
-        return up, up - self.x
+        near = math.log(2.0) - torch.nn.functional.softplus(-self.x.abs())
+        return near + self.x.clamp(max=0.0), near - self.x.clamp(
+            min=0.0
+        )  # each with its own digits, however large x is
 
     def tilted(self, a: float) -> Tensor:
         """p^(1-a) q^a."""
