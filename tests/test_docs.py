@@ -85,7 +85,7 @@ def test_a_run_emits_what_is_documented(tmp_path: Path, capsys: pytest.CaptureFi
 
     words = ["train", "--eval-samples", "2", "--model", str(save_tiny_model(tmp_path / "m")), "--max_steps", "2", "--logging_steps", "1",
              "--per_device_train_batch_size", "8", "--steps_per_generation", "1", "--eval-size", "4",
-             "--spec", "cispo() + kl_reference(beta=0.1)", "--out", str(tmp_path / "run")]  # fmt: skip
+             "--spec", "cispo() + kl_reference(beta=0.1) + guard(measure='topk_tv', radius=0.9)", "--out", str(tmp_path / "run")]  # fmt: skip
     assert main(words) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     named = {name for line in lines for name in line} - {"step", "event", "seconds"}

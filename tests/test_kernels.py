@@ -165,8 +165,8 @@ def test_the_token_the_likeliest_and_the_rest_are_all_there_is(seed: int, words:
     top = min(top, words)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(room, "WORDS", block)
-        found = token_logprobs(hidden, weight, ids, bias, top_k=top, entropy=True, chunk=4)
-        other = token_logprobs(-hidden, weight, ids, bias, at=found.top_ids, entropy=True, chunk=4)
+        found = token_logprobs(hidden, weight, ids, bias, top_k=top, entropy=True, phi=True, chunk=4)
+        other = token_logprobs(-hidden, weight, ids, bias, at=found.top_ids, entropy=True, phi=True, chunk=4)
     for made, states in ((found, hidden), (other, -hidden)):
         logq = torch.log_softmax(states @ weight.T + bias, 1)
         boxed = torch.zeros_like(logq, dtype=torch.bool).scatter(1, found.top_ids, True).scatter(1, ids[:, None], True)
@@ -174,6 +174,8 @@ def test_the_token_the_likeliest_and_the_rest_are_all_there_is(seed: int, words:
         gone = torch.isneginf(wanted)
         assert torch.equal(torch.isneginf(made.tail_logp), gone)
         close([(made.tail_logp[~gone], wanted[~gone]), (made.logp, logq.gather(1, ids[:, None])[:, 0])], 1e-12)
+        wanted_phi = (logq.exp() ** 2 * (logq - (logq.exp() * logq).sum(1, keepdim=True))).sum(1)
+        close([(made.phi_mean, wanted_phi)], 1e-12)
         close([(made.entropy, -(logq.exp() * logq).sum(1)), (made.lse, (states @ weight.T + bias).logsumexp(1))], 1e-12)
         at = made.top_logp if made is found else made.at_logp
         close([(at, logq.gather(1, found.top_ids))], 1e-12)
@@ -194,7 +196,7 @@ def test_only_what_is_asked_for_gets_a_gradient() -> None:
     ({"bias": torch.zeros(3)}, "a bias"), ({"temperature": 0.0}, "temperature=0.0"), ({"scale": -1.0}, "scale"),
     ({"softcap": 0.0}, "softcap"), ({"top_k": 21}, "top_k=21"), ({"chunk": 0}, "chunk=0"),
     ({"at": torch.tensor([[1], [2]])}, r"at must be \[N, K\]"), ({"at": torch.full((4, 1), 20)}, "token id 20 in at"),
-    ({"at": torch.zeros(4, 1, dtype=torch.int64), "top_k": 2}, "not both"), ({"hidden": torch.randn(4, 3).double()}, "cast one"),
+    ({"at": torch.zeros(4, 1, dtype=torch.int64), "top_k": 2}, "not both"), ({"phi": True}, "needs entropy=True"), ({"hidden": torch.randn(4, 3).double()}, "cast one"),
     ({"weight": torch.ones(20, 3, dtype=torch.int8), "hidden": torch.ones(4, 3, dtype=torch.int8)}, "quantised"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(change: Parts, says: str) -> None:

@@ -28,7 +28,7 @@ class TokenLogProbs(NamedTuple):
 
     ``lse``: the log-normaliser of z. ``top_logp``, ``top_ids``: the likeliest tokens in order. ``at_logp``: of the tokens
     ``at``. ``tail_logp``: the log of the mass of all tokens beside the given one and those of ``top_ids`` or ``at``, by
-    its own log-sum-exp. Where a token id is below 0 all are 0 (ids -1).
+    its own log-sum-exp. ``phi_mean``: sum q^2 (log q + H), which decides whether a push raises the entropy. Where a token id is below 0 all are 0 (ids -1).
     """
 
     logp: Float[Tensor, "N"]
@@ -38,6 +38,7 @@ class TokenLogProbs(NamedTuple):
     top_ids: Int[Tensor, "N K"] | None = None
     at_logp: Float[Tensor, "N K"] | None = None
     tail_logp: Float[Tensor, "N"] | None = None
+    phi_mean: Float[Tensor, "N"] | None = None
 
 
 def token_logprobs(
@@ -48,6 +49,7 @@ def token_logprobs(
     temperature: float = 1.0,
     *,
     entropy: bool = False,
+    phi: bool = False,
     top_k: int | None = None,
     at: Integer[Tensor, "N K"] | None = None,
     chunk: int | None = None,
@@ -60,12 +62,14 @@ def token_logprobs(
     log-probs and entropy reach ``hidden``, ``weight`` and ``bias``: d log q(a) = 1[a] - q, d H = -q (log q + H). Positions whose
     id is below 0 are left out: whatever their hidden state holds changes nothing, and their results and gradients are 0.
     ``top_k``: the likeliest tokens; ``at``: ids of other tokens, each at most once in a row, -1 for none; one of the two.
-    ``chunk``: tokens of a block. Sums are in float32 for narrower inputs, and so are the results. Raises UserError for shapes
+    ``phi``: also ``phi_mean``; it needs ``entropy``. ``chunk``: tokens of a block. Sums are in float32 for narrower inputs, and so are the results. Raises UserError for shapes
     that do not fit, an id beyond the vocabulary, and a ``top_k`` outside 1 to V.
     """
     head = Head(weight, bias, temperature, softcap, scale)
     check(hidden, head, token_ids, chunk)
     _check_others(head, token_ids, top_k, at)
+    if phi and not entropy:
+        raise UserError("phi=True needs entropy=True: sum q^2 (log q + H) is of both")
     kept = token_ids >= 0
     whole = bool(kept.all())
     chosen = hidden if whole else hidden[kept]
@@ -73,9 +77,11 @@ def token_logprobs(
     assert ids is not None
     others = None if others is None else others.to(torch.int64)
     with named_memory(SMALLER):
-        found = _LogProbs.apply(chosen, weight, bias, ids.to(torch.int64), others, head, entropy, top_k or 0, chunk)  # type: ignore[no-untyped-call]
+        found = _LogProbs.apply(
+            chosen, weight, bias, ids.to(torch.int64), others, head, entropy, phi, top_k or 0, chunk
+        )  # type: ignore[no-untyped-call]
     fields = TokenLogProbs._fields
-    wanted = (True, entropy, True, top_k, top_k, at is not None, top_k or at is not None)
+    wanted = (True, entropy, True, top_k, top_k, at is not None, top_k or at is not None, phi)
     made = {name: value for name, value, given in zip(fields, found, wanted, strict=True) if given}
     if not whole:
         made = {name: spread(value, kept, -1 if name == "top_ids" else 0) for name, value in made.items()}
@@ -121,17 +127,20 @@ class _LogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, at: Tensor | None, head: Head,
-        entropy: bool, top_k: int, chunk: int | None,
+        entropy: bool, phi: bool, top_k: int, chunk: int | None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         blocks = Blocks(head, hidden, chunk)
         sums = blocks.new_empty(blocks.count, 0)
-        rest, top = Online(sums, entropy), Top(sums, top_k)
+        rest, top, twice = Online(sums, entropy), Top(sums, top_k), Online(sums, True) if phi else None
         own = sums.new_full((blocks.count, 1), LOWEST)
         others = sums.new_full((blocks.count, 0 if at is None else at.shape[1]), LOWEST)
         boxed = top_k > 0 or at is not None
         with narrow_products(hidden, weight):
             for part, here in itertools.product(blocks.parts, blocks.tokens):
                 z = blocks.logits(here, part)
+                if twice is not None:  # sum q^2 and sum q^2 log q are of softmax(2 z)
+                    for some, strip in strips(here, z):
+                        twice.take(some, 2.0 * strip)
                 loops(z).lift(z, ids[here, None], part.start, own[here], leave=boxed)
                 if at is not None:
                     loops(z).lift(z, at[here], part.start, others[here], leave=True)
@@ -152,7 +161,8 @@ class _LogProbs(torch.autograd.Function):
         ctx.head, ctx.entropy, ctx.chunk = head, entropy, chunk
         ctx.set_materialize_grads(False)
         logp, top_logp, at_logp, tail_logp = (_logp(z, lse) for z in (own[:, 0], best, others, tail))
-        given = (lse.clone(), top_logp, who, at_logp, tail_logp)
+        found = lse if twice is None else (twice.lse - 2.0 * lse).exp() * (0.5 * twice.mean - lse + spread_)
+        given = (lse.clone(), top_logp, who, at_logp, tail_logp, found)
         ctx.mark_non_differentiable(*given, *(() if entropy else (spread_,)))
         return logp, spread_, *given
 
@@ -171,7 +181,7 @@ class _LogProbs(torch.autograd.Function):
 
         with named_memory(SMALLER), narrow_products(hidden, weight):
             grads = pull_back(Blocks(head, hidden, ctx.chunk), slope, ctx.needs_input_grad[:3])
-        return (grads[0], *grads[1:], *[None] * 6)
+        return (*grads, *[None] * 7)
 
 
 def _logp(z: Tensor, lse: Tensor) -> Tensor:

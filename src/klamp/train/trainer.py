@@ -205,9 +205,7 @@ class KlampTrainer(GRPOTrainer):  # type: ignore[misc]
             logp_rollout=None if rollout is None else _padded(rollout, mask),
             logp_ref=inputs.get("ref_per_token_logps"),
             entropy=entropy if bonus or entropy is None else entropy.detach(),
-            divergences=None
-            if self.vocabulary is None or logp is None
-            else self.vocabulary.divergences(inputs, scored),
+            **({} if self.vocabulary is None or logp is None else self.vocabulary.fields(inputs, scored)),
             group=inputs.get("group"),
             row=inputs.get("row"),
             segment=segments(mask) if "segment" in self.spec.needs else None,

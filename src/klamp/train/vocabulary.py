@@ -101,7 +101,7 @@ class Vocabulary:
         options: dict[str, Any] = {"temperature": temperature, "softcap": softcap, "scale": scale}
         top_k = self.top_k if self.topk and self.at is None else None
         found = token_logprobs(
-            hidden, weight, ids, bias, entropy="entropy" in outputs, top_k=None if top_k is None else min(top_k, len(weight)), at=self.at,
+            hidden, weight, ids, bias, entropy="entropy" in outputs, phi="entropy" in outputs, top_k=None if top_k is None else min(top_k, len(weight)), at=self.at,
             **options,
         )  # fmt: skip
         self.seen.append(Seen(hidden, weight, bias, ids, options, found))
@@ -137,6 +137,15 @@ class Vocabulary:
         device = "cpu" if self.offload else seen.weight.device
         bias = None if seen.bias is None else seen.bias.detach().to(device, kind, copy=True)
         return seen.weight.detach().to(device, kind, copy=True), bias
+
+    def phi_mean(self, mask: Tensor) -> Tensor | None:
+        """sum q^2 (log q + H) of the call just seen, [B, T]."""
+        (seen,) = self.seen
+        return None if seen.found.phi_mean is None else _spread(seen.found.phi_mean, mask)
+
+    def fields(self, inputs: Mapping[str, Any], mask: Tensor) -> dict[str, Any]:
+        """What the batch gets: the divergences, and what the exploration metric reads."""
+        return {"divergences": self.divergences(inputs, mask), "phi_mean": self.phi_mean(mask)}
 
     # --- divergences ------------------------------------------------------------------------------------------------
 
