@@ -557,3 +557,12 @@ def test_what_a_resumed_run_must_have_kept(place: Path, tmp_path: Path, capsys: 
     data.write_text(data.read_text().replace("+1?", "+2?"))
     code, _, err = run(capsys, "train", "--resume", str(out))
     assert (code, "changed since" in err) == (2, True)
+
+
+def test_our_options_may_have_underscores_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--eval_every", "7", "--eval_size=9", "--check"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(["train", "--eval-every", "7", "--eval-size=9", "--check"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+    assert main(["compare", "grpo", "--out", str(tmp_path / "c"), "--print_commands", "--eval_every=7"]) == 0
+    assert "--eval-every=7" in capsys.readouterr().out

@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.path.append(os.getcwd())  # parts of one's own by import path; last, so that they shadow nothing
     try:
         parser = _parser()
-        words, theirs = _split(parser, words)
+        words, theirs = _split(parser, _spelled(parser, words))
         arguments, rest = parser.parse_known_args(words)
         _refuse_twice(words, _single(arguments))
         rest += theirs
@@ -144,6 +144,26 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+
+
+def _spelled(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
+    """Our options with the underscores that TRL's have, --eval_every, in their own spelling."""
+    verbs = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    ours = {
+        name for verb in words[:1] if verb in verbs for action in verbs[verb]._actions for name in action.option_strings
+    }
+    ours |= (
+        {name for action in verbs["train"]._actions for name in action.option_strings}
+        if words[:1] == ["compare"]
+        else set()
+    )
+
+    def own(word: str) -> str:
+        name, equals, value = word.partition("=")
+        dashed = name.replace("_", "-")
+        return dashed + equals + value if name.startswith("--") and dashed in ours else word
+
+    return [own(word) for word in words]
 
 
 def _split(parser: argparse.ArgumentParser, words: list[str]) -> tuple[list[str], list[str]]:
