@@ -101,14 +101,15 @@ def block(seed: int, rows: int, words: int, size: float = 3.0) -> Tensor:
 
 
 def hard(words: int = 77) -> tuple[Tensor, Tensor]:
-    """Two policies' logits: +-1e4, one-hot, uniform, and words that one, the other or both filter out, or all of them."""
-    z, y = block(1, 9, words).clone(), block(2, 9, words).clone()
+    """Two policies' logits: +-1e4, one-hot, uniform, and words that one, the other or both filter out; or all words."""
+    z, y = block(1, 10, words).clone(), block(2, 10, words).clone()
     z[0, 3], z[1, 70], y[1, 70], y[2, 0] = 1e4, -1e4, 1e4, 1e4
     z[3], y[3] = 0.0, 1e4
     z[4, 5], y[5, 6] = LOWEST, LOWEST
     z[6, 40:], y[6, 40:] = LOWEST, LOWEST
     z[7, 1:], y[7, :-1] = LOWEST, LOWEST
     z[8], y[8] = LOWEST, LOWEST
+    y[9] = LOWEST
     return z, y
 
 
@@ -297,7 +298,7 @@ def test_pairs_of_hard_logits(ours: Any, which: Any) -> None:
     if a is not None and (a in (0.0, 0.5, 1.0) or abs(a) > 0.01):
         check_pairs(ours, z, y, [which], {}, torch.float32)
     if a is None or -0.01 < a <= 1.0:  # the others leave float32's range
-        rows = [0, 1, 2, *range(4, 9)]  # float32 does not hold the sum of e^1e4 well enough
+        rows = [0, 1, 2, *range(4, 10)]  # float32 does not hold the sum of e^1e4 well enough
         check_pairs(ours, z[rows], y[rows], [which], {}, torch.float64)
 
 
