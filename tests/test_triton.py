@@ -426,7 +426,7 @@ def test_no_token_at_all(small: None) -> None:
 
 
 @runs
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu_at_its_own_sizes(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """Triton's against PyTorch's on the same GPU, chosen as a user has it."""
