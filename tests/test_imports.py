@@ -33,7 +33,7 @@ WALLS = {
     "torch": {"bridges", "evaluate", "scopes", "batch", "stats", "survey", "fold", "tally", "advantages", "exploration", "objective", "testing", "kernels", "diff", "lab", "train"},
     "jaxtyping": {"evaluate", "batch", "stats", "tally", "advantages", "exploration", "objective", "testing", "kernels", "diff", "lab", "train"},
     "trl": {"train"}, "transformers": {"train"}, "accelerate": {"train"}, "datasets": {"train", "data"},
-    "verl": {"bridges"},
+    "verl": {"bridges"}, "triton": {"kernels"},
     "pyarrow": set(), "math_verify": set(), "reasoning_gym": set(), "scipy": set(), "mpmath": set(),
 }  # fmt: skip
 
@@ -139,6 +139,12 @@ def test_light_things_load_no_torch(code: str) -> None:
     found = loaded(code)
     assert "klamp" in found
     assert not found & {"torch", "jaxtyping", "trl", "transformers", "datasets", "pyarrow", "scipy"}
+
+
+def test_kernels_load_no_triton() -> None:
+    found = loaded("import klamp.kernels")
+    assert "torch" in found
+    assert "triton" not in found
 
 
 def test_each_room_loads_on_its_own() -> None:
