@@ -130,7 +130,10 @@ def inputs(shape: tuple[int, int, int], dtype: torch.dtype, both: bool) -> dict[
         made[f"weight_{which}"] = (3.0 * torch.randn(words, width) / width**0.5).to(dtype)
         if both:
             made[f"lse_{which}"] = torch.cat(
-                [torch.logsumexp(part.float() @ made[f"weight_{which}"].float().T, 1) for part in made[f"hidden_{which}"].split(64)]
+                [
+                    torch.logsumexp(part.float() @ made[f"weight_{which}"].float().T, 1)
+                    for part in made[f"hidden_{which}"].split(64)
+                ]
             )
     for name in ("hidden_new", "weight_new"):
         made[name].requires_grad_()
@@ -161,7 +164,7 @@ def rows(found: dict[str, dict[str, float]]) -> Iterator[tuple[str, float, float
     """(way, seconds, ratio, MB, ratio): compared with the plain way to the same, divergences with plain log-probs."""
     for name, one in found.items():
         base = found.get("plain log-prob, entropy" if "entropy" in name else "plain log-prob")
-        memory = found.get("plain kl_old_new") if "kl" in name or "klamp" in name and "log-prob" not in name else base
+        memory = found.get("plain kl_old_new") if "kl" in name or ("klamp" in name and "log-prob" not in name) else base
         yield (
             name, one["seconds"], one["seconds"] / base["seconds"] if base else float("nan"), one["megabytes"],
             one["megabytes"] / memory["megabytes"] if memory else float("nan"),
@@ -199,7 +202,11 @@ def main() -> int:
                     print(f"{name}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
                     continue
                 one = json.loads(done.stdout.splitlines()[-1])
-                print(f"{shape} {dtype} {name}: {one['seconds']:.2f} s, {one['megabytes']:.0f} MB", file=sys.stderr, flush=True)
+                print(
+                    f"{shape} {dtype} {name}: {one['seconds']:.2f} s, {one['megabytes']:.0f} MB",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 best = found.setdefault(name, one)
                 best["seconds"] = min(best["seconds"], one["seconds"])
             results["measured"][f"{shape} {dtype}"] = found

@@ -32,7 +32,9 @@ def seconds(spec: str, steps: int) -> float:
     config = configure(options, asked.defaults)
     with tempfile.TemporaryDirectory() as folder:
         config.output_dir = folder
-        trainer = Job(options, asked, config, load_tokenizer(model_path(asked.model)), Path(folder), {}, None)._trainer()
+        trainer = Job(
+            options, asked, config, load_tokenizer(model_path(asked.model)), Path(folder), {}, None
+        )._trainer()
         start = time.process_time()
         trainer.train()
         return (time.process_time() - start) / steps

@@ -556,7 +556,12 @@ def evaluate(
         at = (torch.full((int(mask[i].sum()),), i), mask[i].nonzero()[:, 0])
         more = {
             name: None if fields.get(key) is None else fields[key].detach()[at].double()
-            for name, key in (("rollout", "logp_rollout"), ("ref", "logp_ref"), ("entropy", "entropy"), ("distance", "distance"))
+            for name, key in (
+                ("rollout", "logp_rollout"),
+                ("ref", "logp_ref"),
+                ("entropy", "entropy"),
+                ("distance", "distance"),
+            )
         }
         step.append(
             Sample(new[at], fields["logp_old"].double()[at], advantages[at], **more,
