@@ -25,6 +25,7 @@ from torch import Tensor
 from klamp.kernels import divergences, loops, token_logprobs, torch_loops
 from klamp.kernels import head as room
 from klamp.kernels.head import LOWEST, Head
+from klamp.kernels.terms import singular
 from klamp.whole import kind
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -300,6 +301,22 @@ def test_pairs_of_hard_logits(ours: Any, which: Any) -> None:
     if a is None or -0.01 < a <= 1.0:  # the others leave float32's range
         rows = [0, 1, 2, *range(4, 10)]  # float32 does not hold the sum of e^1e4 well enough
         check_pairs(ours, z[rows], y[rows], [which], {}, torch.float64)
+
+
+@runs
+@pytest.mark.parametrize("name", [which.name for which in KINDS if singular(which)])
+def test_powers_near_0_and_1_keep_their_digits(ours: Any, name: str) -> None:
+    """Relative to D itself, on both sides of where a series takes over."""
+    z = torch.zeros(3, 60, dtype=torch.float64)
+    y = (
+        torch.tensor([[2.0], [0.6], [-0.6]], dtype=torch.float64)
+        * torch.linspace(0.0, 1.0, 60, dtype=torch.float64) ** 4
+    )
+    lses = (z.logsumexp(1), y.logsumexp(1))
+    plain, fast = (torch.zeros(2, 3, 1, dtype=torch.float64, device=where) for where in ("cpu", DEVICE))
+    ours.pair_sums(*narrow(z, y), tuple(narrow(*lses)), [kind(name)], *fast)
+    torch_loops.pair_sums(z, y, lses, [kind(name)], *plain)
+    assert ((fast[0].cpu() - plain[0]).abs() <= 1e-5 * plain[0]).all()
 
 
 @runs
