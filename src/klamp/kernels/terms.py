@@ -46,27 +46,42 @@ class Pair:
     @cached_property
     def to_middle(self) -> tuple[Tensor, Tensor]:
         """log(2q/(p+q)) and log(2p/(p+q)), each with its own digits, however large x is."""
-        apart = self.x.abs().neg_().exp_()
-        near = math.log(2.0) - apart.add_(1.0).log_()  # a third of the time of softplus or log1p, exact to 1 ulp of log 2
-        return near + self.x.clamp(max=0.0), near - self.x.clamp(min=0.0)
+        middle = _middle(self.q, self.p)
+        return _log_ratio(self.q, middle), _log_ratio(self.p, middle)
+
+    @cached_property
+    def up_to_middle(self) -> Tensor:
+        """log(2q/(p+q)) alone."""
+        if "to_middle" in vars(self):
+            return self.to_middle[0]
+        return _log_ratio(self.q, _middle(self.q, self.p))
 
     def tilted(self, a: float) -> Tensor:
         """p^(1-a) q^a."""
         return (self.logp + a * self.x).exp()
 
 
+def _middle(q: Tensor, p: Tensor) -> Tensor:
+    return torch.add(q, p).mul_(0.5).clamp_(min=torch.finfo(q.dtype).tiny)
+
+
+def _log_ratio(one: Tensor, middle: Tensor) -> Tensor:
+    """log(one / middle), finite: where one is 0 so is its product with it."""
+    return torch.div(one, middle).clamp_(min=torch.finfo(one.dtype).tiny).log_()
+
+
 def value(kind: Kind, pair: Pair) -> Tensor:
     """t_v of a divergence; shape of the pair."""
     if kind.name == "tv":
-        return 0.5 * (pair.q - pair.p).abs()
+        return torch.sub(pair.q, pair.p).abs_().mul_(0.5)
     if kind.name == "js":
         up, down = pair.to_middle
-        return 0.5 * (pair.q * up + pair.p * down)
+        return torch.mul(pair.q, up).addcmul_(pair.p, down).mul_(0.5)
     a = _power_of(kind)
     if a == 0.0:
-        return kind.scale * (pair.q - pair.p - pair.p * pair.x)
+        return _scaled(torch.sub(pair.q, pair.p).addcmul_(pair.p, pair.x, value=-1.0), kind)
     if a == 1.0:
-        return kind.scale * (pair.q * pair.x - pair.q + pair.p)
+        return _scaled(torch.sub(pair.p, pair.q).addcmul_(pair.q, pair.x), kind)
     if a == 0.5:
         up, down = pair.roots
         return 2.0 * kind.scale * (up - down) ** 2
@@ -80,14 +95,14 @@ def value(kind: Kind, pair: Pair) -> Tensor:
 def slope(kind: Kind, pair: Pair) -> Tensor:
     """s_v of a divergence; shape of the pair."""
     if kind.name == "tv":
-        return 0.5 * pair.q * pair.x.sign()
+        return pair.x.sign().mul_(pair.q).mul_(0.5)
     if kind.name == "js":
-        return 0.5 * pair.q * pair.to_middle[0]
+        return torch.mul(pair.q, pair.up_to_middle).mul_(0.5)
     a = _power_of(kind)
     if a == 0.0:
-        return kind.scale * (pair.q - pair.p)
+        return _scaled(torch.sub(pair.q, pair.p), kind)
     if a == 1.0:
-        return kind.scale * pair.q * pair.x
+        return _scaled(torch.mul(pair.q, pair.x), kind)
     if a == 0.5:
         up, down = pair.roots
         return 2.0 * kind.scale * up * (up - down)
@@ -96,6 +111,10 @@ def slope(kind: Kind, pair: Pair) -> Tensor:
         return kind.scale * plain
     x = pair.x.clamp(-_FAR, _FAR)
     return kind.scale * torch.where(pair.x.abs() < _FAR, pair.p * power(a).divergence_slope(x), plain)
+
+
+def _scaled(terms: Tensor, kind: Kind) -> Tensor:
+    return terms if kind.scale == 1.0 else terms.mul_(kind.scale)
 
 
 def singular(kind: Kind) -> bool:

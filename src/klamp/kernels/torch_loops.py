@@ -52,23 +52,25 @@ def logprob_slopes(
     two: Tensor | None,
 ) -> None:  # fmt: skip
     """d/d(h W^T + b) of g1 log q(id) + g2 H, g1 (1[v = id] - q) - g2 q (log q + H) through ``head.back``, into out (or z)."""
-    found = _logprob_slopes(z, lse, entropy, one, two)
+    found = _logprob_slopes(z, _place(out, z, head), lse, entropy, one, two)
     if one is not None:
         rows = ((ids >= start) & (ids < start + z.shape[1])).nonzero()[:, 0]
         found.index_put_((rows, ids[rows] - start), one[rows], accumulate=True)
-    out.copy_(head.back(found, z))
+    _leave(head.back(found, z), out)
 
 
-def _logprob_slopes(z: Tensor, lse: Tensor, entropy: Tensor, one: Tensor | None, two: Tensor | None) -> Tensor:
+def _logprob_slopes(
+    z: Tensor, out: Tensor | None, lse: Tensor, entropy: Tensor, one: Tensor | None, two: Tensor | None
+) -> Tensor:
     """-g1 q - g2 q (log q + H)."""
     if one is None and two is None:
         return torch.zeros_like(z)
-    logq = z - lse[:, None]
+    logq = torch.sub(z, lse[:, None], out=out)
     if two is None:
         return logq.exp_().mul_(-one[:, None])  # type: ignore[index]
     q = logq.exp()
     inner = logq.add_(entropy[:, None]).mul_(-two[:, None])
-    return q.mul_(inner if one is None else inner.sub_(one[:, None]))
+    return (inner if one is None else inner.sub_(one[:, None])).mul_(q)
 
 
 def pair_sums(
@@ -87,7 +89,17 @@ def pair_slopes(
 ) -> None:  # fmt: skip
     """d/d(h W^T + b) of sum_k g_k D_k, sum_k g_k s_k - q shift through ``head.back``, into out (or z); overwrites y."""
     pair = Pair(z - lses[0][:, None], y.sub_(lses[1][:, None]))
-    total: Tensor = pair.q * -shift[:, None]
+    total = torch.mul(pair.q, -shift[:, None], out=_place(out, z, head))
     for index, which in enumerate(kinds):
-        total += slope(which, pair) * upstream[:, index, None]
-    out.copy_(head.back(total, z))
+        total.addcmul_(slope(which, pair), upstream[:, index, None])
+    _leave(head.back(total, z), out)
+
+
+def _place(out: Tensor, z: Tensor, head: Head) -> Tensor | None:
+    """Where slopes may be made: in ``out`` itself, unless ``head.back`` still needs z there or ``out`` is too narrow."""
+    return None if head.softcap is not None or out.dtype != z.dtype else out
+
+
+def _leave(found: Tensor, out: Tensor) -> None:
+    if found is not out:
+        out.copy_(found)
