@@ -6,7 +6,6 @@ log-normaliser enters in second order only.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
