@@ -127,6 +127,14 @@ def test_powers_near_the_two_divergences_of_kullback_and_leibler(name: str, give
     assert (near - limit).abs().max() < 2 * min(abs(a), abs(a - 1)) + 1e-12
 
 
+@pytest.mark.parametrize(("name", "wanted"), [("power(-1e-09)", 51.2), ("power(1e-05)", 51.19)])
+def test_a_power_near_the_divergence_in_float32_where_policies_are_far_apart(name: str, wanted: float) -> None:
+    eye = torch.eye(2)
+    found = divergences(torch.tensor([[102.4, 0.0]]), eye, torch.zeros(1, 2), eye, (name, "kl_old_new"))
+    assert found["kl_old_new"].item() == pytest.approx(51.2 - math.log(2.0), rel=1e-6)
+    assert found[name].item() == pytest.approx(wanted - math.log(2.0), rel=1e-3)
+
+
 @pytest.mark.parametrize("high", [1e4, -1e4])
 @pytest.mark.parametrize("given_lse", [True, False])
 def test_hard_logits(high: float, given_lse: bool, monkeypatch: pytest.MonkeyPatch) -> None:

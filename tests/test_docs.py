@@ -54,6 +54,17 @@ def test_the_tables_of_the_studies_are_those_of_their_results() -> None:
         assert (ROOT / "studies" / "results" / f"{file.stem}.json").exists()
 
 
+def test_the_tables_of_the_kernels_are_those_of_their_results() -> None:
+    spec = importlib.util.spec_from_file_location("kernels", ROOT / "benchmarks" / "kernels.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page, found = (ROOT / "docs" / "kernels.md").read_text(), json.loads((ROOT / "docs" / "kernels.json").read_text())
+    assert module.filled(page, found) == page
+    assert set(re.findall(r"<!-- (\w+ \w+) -->", page)) == set(found["measured"])
+
+
 def test_the_metrics_page_is_the_table() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text()
     rows = re.findall(r"^\| `(.*?)` \| (.*) \| (.*?) \|$", page, re.MULTILINE)

@@ -12,11 +12,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from klamp.measures import power
 from klamp.whole import Kind
 
 _NEAR = 0.05  # of a = 0 and a = 1, where the closed form divides by a small a(a - 1)
-_FAR = 80.0  # |log w| beyond which it has nothing to cancel
 
 
 @dataclass(frozen=True)
@@ -84,11 +82,12 @@ def value(kind: Kind, pair: Pair) -> Tensor:
     if a == 0.5:
         up, down = pair.roots
         return 2.0 * kind.scale * (up - down) ** 2
-    plain = (pair.tilted(a) - pair.p - a * (pair.q - pair.p)) / (a * (a - 1.0))
+    tilted = pair.tilted(a)
     if not singular(kind):
-        return kind.scale * plain
-    x = pair.x.clamp(-_FAR, _FAR)
-    return kind.scale * torch.where(pair.x.abs() < _FAR, pair.p * power(a).raw(x), plain)
+        return kind.scale * (tilted - pair.p - a * (pair.q - pair.p)) / (a * (a - 1.0))
+    if abs(a) < _NEAR:
+        return kind.scale * (pair.q - pair.p - _growth(pair.p, tilted, pair.x, a)) / (1.0 - a)
+    return kind.scale * (pair.p - pair.q - _growth(pair.q, tilted, -pair.x, 1.0 - a)) / a  # f_a(w) = w f_(1-a)(1/w)
 
 
 def slope(kind: Kind, pair: Pair) -> Tensor:
@@ -105,11 +104,16 @@ def slope(kind: Kind, pair: Pair) -> Tensor:
     if a == 0.5:
         up, down = pair.roots
         return 2.0 * kind.scale * up * (up - down)
-    plain = (pair.tilted(a) - pair.q) / (a - 1.0)
-    if not singular(kind):
-        return kind.scale * plain
-    x = pair.x.clamp(-_FAR, _FAR)
-    return kind.scale * torch.where(pair.x.abs() < _FAR, pair.p * power(a).divergence_slope(x), plain)
+    tilted = pair.tilted(a)
+    if abs(a - 1.0) < _NEAR:
+        return kind.scale * _growth(pair.q, tilted, pair.x, a - 1.0)
+    return kind.scale * (tilted - pair.q) / (a - 1.0)
+
+
+def _growth(base: Tensor, tilted: Tensor, x: Tensor, b: float) -> Tensor:
+    """base (e^(b x) - 1) / b for a small b; ``tilted`` = base e^(b x)."""
+    y = b * x
+    return torch.where(y.abs() < 0.5, base * y.clamp(-0.5, 0.5).expm1() / b, (tilted - base) / b)
 
 
 def _scaled(terms: Tensor, kind: Kind) -> Tensor:
