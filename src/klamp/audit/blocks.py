@@ -15,7 +15,7 @@ from klamp.audit import sketch
 from klamp.audit.general import Judged
 from klamp.audit.slices import DIMENSIONS
 from klamp.audit.sums import S, Sums, T
-from klamp.audit.tokens import Array, Tokens
+from klamp.audit.tokens import Array, Tokens, counted
 from klamp.audit.verdicts import Reach, Verdict, is_plain, judge, ratios_of, weight_of
 from klamp.spec import Spec
 
@@ -87,7 +87,9 @@ def add(sums: Sums, plan: Plan, tokens: Tokens, step: int, general: Mapping[int,
             if judged_ is not None:
                 sums.spec_slices[name][index, :, -1] += np.bincount(code, whole, len(sums.slices[name]))
         if "token_ids" in columns:
-            sums.cut_ids[index].add(columns["token_ids"][where][verdict.removed].astype(np.int64), mass[verdict.removed])
+            sums.cut_ids[index].add(
+                columns["token_ids"][where][verdict.removed].astype(np.int64), mass[verdict.removed]
+            )
     sums.both += removed @ removed.T
 
 
@@ -109,8 +111,7 @@ def _columns(tokens: Tokens, plan: Plan) -> dict[str, Array]:
         found["y"] = found["old/rollout"] if "old/rollout" in found else found["logp_old"] - found["logp_rollout"]
     lengths = tokens.lengths
     if not whole:
-        counted = np.concatenate([[0], np.cumsum(tokens.mask)])
-        lengths = counted[tokens.offsets[1:]] - counted[tokens.offsets[:-1]]
+        lengths = counted(tokens.mask, tokens.offsets)
     found["lengths"] = lengths
     if "position" in plan.by:
         found["position"] = np.arange(len(found["x"])) - np.repeat(np.cumsum(lengths) - lengths, lengths)

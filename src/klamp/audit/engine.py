@@ -53,11 +53,15 @@ def collect(files: Sequence[str], request: Request, jobs: int = 1, say: Callable
         sums += part
         done += read
         if len(sums.totals) > MOST_STEPS:
-            raise UserError(f"the log has more than {MOST_STEPS} steps: is its step column an optimizer step? name it with --map step=NAME")
+            raise UserError(
+                f"the log has more than {MOST_STEPS} steps: is its step column an optimizer step? name it with --map step=NAME"
+            )
         if say is not None and len(bundles) > 1:
             say(f"read {done / 2**20:,.0f} of {size / 2**20:,.0f} MiB")
     if not sums.total("tokens"):
-        raise UserError(f"{files[0]}{' and the others hold' if len(files) > 1 else ' holds'} no token that counts: every mask is false")
+        raise UserError(
+            f"{files[0]}{' and the others hold' if len(files) > 1 else ' holds'} no token that counts: every mask is false"
+        )
     return sums
 
 
@@ -133,7 +137,9 @@ def _of_bundle(bundle: list[Piece], request: Request, whole: bool) -> Sums:
 
 def _read(bundle: Sequence[Piece], plan: Plan, request: Request, sums: Sums) -> Iterator[Tokens]:
     """The responses of a bundle, checked, as the specs need them, with their evidence taken."""
-    needs = frozenset().union(*(Spec(spec.guards, spec.factors).needs for spec in plan.specs), *(_needs(name) for name in plan.by))
+    needs = frozenset().union(
+        *(Spec(spec.guards, spec.factors).needs for spec in plan.specs), *(_needs(name) for name in plan.by)
+    )
     wanted = frozenset({"group", "prompt_id", "reward", "length", "logp_rollout", "entropy", "token_ids"}) | needs
     for piece in bundle:
         naming = piece.naming

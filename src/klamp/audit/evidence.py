@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 
 import numpy as np
 
-from klamp.audit.tokens import ROLES, Array, Tokens
+from klamp.audit.tokens import ROLES, Array, Tokens, counted, some
 
 SAMPLE = 64
 LAGS = (-2, -1, 0, 1, 2)
@@ -35,42 +35,42 @@ def gather(facts: Facts, tokens: Tokens) -> None:
 
 
 def _responses(facts: Facts, tokens: Tokens) -> None:
-    counted = _count(tokens.mask, tokens.offsets)
-    filled = counted > 0
+    lengths = tokens.lengths if tokens.mask.all() else counted(tokens.mask, tokens.offsets)
+    filled = lengths > 0
+    signal = some((tokens.advantage != 0) & tokens.mask, tokens.offsets)
     facts["responses"] += int(filled.sum())
     facts["empty"] += int((~filled).sum())
-    facts["signal"] += int((_count((tokens.advantage != 0) & tokens.mask, tokens.offsets) > 0).sum())
+    facts["signal"] += int(signal.sum())
     if tokens.missing is not None:
         facts["sampled"] += int(filled.sum())
         facts["missing"] += int((tokens.missing & filled).sum())
     if tokens.length is not None:
         facts["lengths"] += tokens.responses
-        facts["lengths_differ"] += int((tokens.length != counted).sum())
+        facts["lengths_differ"] += int((tokens.length != lengths).sum())
     if tokens.reward is not None:
         known = filled & np.isfinite(tokens.reward)
-        _pair(facts, "length", counted[known].astype(np.float64), tokens.reward[known].astype(np.float64))
+        _pair(facts, "length", lengths[known].astype(np.float64), tokens.reward[known].astype(np.float64))
     if tokens.group is not None:
-        _groups(facts, tokens, filled)
+        _groups(facts, tokens, filled, signal)
 
 
-def _groups(facts: Facts, tokens: Tokens, filled: Array) -> None:
+def _groups(facts: Facts, tokens: Tokens, filled: Array, signal: Array) -> None:
     """Groups of at least two responses in one part of a file, and those whose advantages are all 0."""
     assert tokens.group is not None
-    live = _count((tokens.advantage != 0) & tokens.mask, tokens.offsets) > 0
     keys = np.stack([tokens.step, tokens.group], axis=1)[filled]
     if not len(keys):
         return
     _, index, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-    signal = np.bincount(index.reshape(-1), live[filled], len(counts)) > 0
+    live = np.bincount(index.reshape(-1), signal[filled], len(counts)) > 0
     facts["groups"] += int((counts > 1).sum())
-    facts["groups_tied"] += int(((counts > 1) & ~signal).sum())
+    facts["groups_tied"] += int(((counts > 1) & ~live).sum())
 
 
 def _positive(facts: Facts, tokens: Tokens) -> None:
     """Log-probs above 0: probabilities above 1."""
     for role in ROLES:
         value = getattr(tokens, f"logp_{role}")
-        if value is None or not len(value) or not (float(np.fmax.reduce(value)) > 0.0):
+        if value is None or not len(value) or value.max() <= 0.0:  # NaN: missing, and not at most 0
             continue
         above = (value > 0.0) & tokens.mask
         facts[f"positive_{role}"] += int(above.sum())
@@ -140,10 +140,3 @@ def _pair(facts: Facts, name: str, a: Array, b: Array) -> None:
     """The moments of a pair, for its correlation and slope."""
     for key, value in (("n", len(a)), ("a", a.sum()), ("b", b.sum()), ("aa", a @ a), ("bb", b @ b), ("ab", a @ b)):
         facts[f"{name}_{key}"] += float(value)
-
-
-def _count(flags: Array, offsets: Array) -> Array:
-    """True flags of each response."""
-    total = np.concatenate([[0], np.cumsum(flags)])
-    found: Array = total[offsets[1:]] - total[offsets[:-1]]
-    return found

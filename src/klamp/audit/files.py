@@ -32,7 +32,11 @@ class Piece:
     @property
     def naming(self) -> Naming:
         """Where our columns are; raises UserError for a shape that is not known."""
-        return parquet.naming_of(self.path, self.given) if self.kind == "parquet" else lines.naming_of(self.path, self.kind, self.given)
+        return (
+            parquet.naming_of(self.path, self.given)
+            if self.kind == "parquet"
+            else lines.naming_of(self.path, self.kind, self.given)
+        )
 
     def read(self, columns: frozenset[str]) -> Iterator[Tokens]:
         """The responses, some at a time; ``columns``: the optional ones that are wanted."""
@@ -80,12 +84,16 @@ def pieces(names: Sequence[str], given: Mapping[str, str], whole: bool = False) 
 def _files(name: str) -> list[str]:
     path = Path(name)
     if path.is_dir():
-        found = [one for one in _sorted(path.rglob("*")) if Path(one).suffix.lower() in KINDS and not _hidden(one, path)]
+        found = [
+            one for one in _sorted(path.rglob("*")) if Path(one).suffix.lower() in KINDS and not _hidden(one, path)
+        ]
         inner = path / "tokens"
         if inner.is_dir() and any(inner.glob("part-*.parquet")):  # a run: its metrics are no token log
             found = _sorted(inner.glob("part-*.parquet"))
         if not found:
-            raise UserError(f"{path} holds no token log ({_ENDINGS}); a run of klamp train writes one with --record-tokens")
+            raise UserError(
+                f"{path} holds no token log ({_ENDINGS}); a run of klamp train writes one with --record-tokens"
+            )
         return found
     if path.exists():
         return [name]
@@ -99,7 +107,9 @@ def _sorted(paths: Iterator[Path]) -> list[str]:
     """By name, numbers by their size: step_2 before step_10."""
 
     def key(path: str) -> list[tuple[int, int | str]]:
-        return [(0, int(word)) if word.isdecimal() and len(word) < 19 else (1, word) for word in re.split(r"(\d+)", path)]
+        return [
+            (0, int(word)) if word.isdecimal() and len(word) < 19 else (1, word) for word in re.split(r"(\d+)", path)
+        ]
 
     return sorted(map(str, paths), key=key)
 

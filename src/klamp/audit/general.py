@@ -108,4 +108,3 @@ def _joined(parts: list[Judged]) -> Judged:
     verdict = Verdict(*(np.concatenate([getattr(part.verdict, name) for part in parts]) for name in names))
     g, u = (np.concatenate([getattr(part, name) for part in parts]) for name in ("g", "u"))
     return Judged(verdict, g, u, sum(part.overflows for part in parts))
-

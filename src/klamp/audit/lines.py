@@ -59,7 +59,11 @@ def _column(path: str, name: str, values: list[Any], first: int) -> Column:
     if null.all():
         return None, None, null
     if name in ("prompt_id", "group") and not all(isinstance(value, int) for value in values):
-        return np.array([zlib.crc32(json.dumps(value, sort_keys=True).encode()) for value in values], np.int64), None, None
+        return (
+            np.array([zlib.crc32(json.dumps(value, sort_keys=True).encode()) for value in values], np.int64),
+            None,
+            None,
+        )
     if not any(isinstance(value, list) for value in values):
         return _array(path, name, values, first), None, null if null.any() else None
     whole = [value if isinstance(value, list) else [] for value in values]
@@ -72,7 +76,11 @@ def _column(path: str, name: str, values: list[Any], first: int) -> Column:
 
 def _array(path: str, name: str, values: list[Any], first: int) -> Array:
     """Numbers; null is NaN, and so is the word that JSON of Python writes for it."""
-    kind = np.int64 if name in ("step", "row", "group", "length") and all(type(one) is int for one in values) else np.float64
+    kind = (
+        np.int64
+        if name in ("step", "row", "group", "length") and all(type(one) is int for one in values)
+        else np.float64
+    )
     try:
         found = np.array(values, dtype=kind)
     except (TypeError, ValueError, OverflowError):
@@ -115,7 +123,9 @@ def _gathered(path: str, first: Row, rows: Iterator[Row], tokens: list[str], nam
             if at is not None:
                 yield response
             if key in seen:
-                raise UserError(f"{path}: the tokens of response {key[-1]} do not follow each other; sort the file by step and row")
+                raise UserError(
+                    f"{path}: the tokens of response {key[-1]} do not follow each other; sort the file by step and row"
+                )
             seen.add(key)
             at, response = key, {**row, **{name: [] for name in tokens}}
         for name in tokens:
@@ -147,7 +157,9 @@ def _json(path: str, handle: Any) -> Iterator[Row]:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             said = str(error).split(":")[0] if isinstance(error, ValueError) else "nested too deeply"
-            raise UserError(f"{path}: line {number} is not JSON ({said[:80]}); a log that was cut off ends before it") from error
+            raise UserError(
+                f"{path}: line {number} is not JSON ({said[:80]}); a log that was cut off ends before it"
+            ) from error
         if isinstance(row, list) and number == 1 and not handle.read(1).strip():
             for index, one in enumerate(row):
                 yield _object(path, index, one)
@@ -157,7 +169,9 @@ def _json(path: str, handle: Any) -> Iterator[Row]:
 
 def _object(path: str, number: int, row: Any) -> Row:
     if not isinstance(row, dict):
-        raise UserError(f"{path}: line {number} is no JSON object; write one response to a line, {{\"step\": 0, \"logp_new\": [...], ...}}")
+        raise UserError(
+            f'{path}: line {number} is no JSON object; write one response to a line, {{"step": 0, "logp_new": [...], ...}}'
+        )
     return row
 
 

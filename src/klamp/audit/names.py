@@ -105,7 +105,11 @@ def naming(origin: str, found: Iterable[str], given: Mapping[str, str]) -> Namin
     columns = {ours: next((name for name in theirs if name in names), None) for ours, theirs in shape.names.items()}
     known = {ours: theirs for ours, theirs in columns.items() if theirs is not None} | dict(given)
     policies = [name for name in ("logp_new", "logp_old", "logp_rollout") if name in known]
-    lacking = [] if len(policies) > 1 or shape.name == "klamp" else ["log-probs of two policies (logp_new, logp_old, logp_rollout)"]
+    lacking = (
+        []
+        if len(policies) > 1 or shape.name == "klamp"
+        else ["log-probs of two policies (logp_new, logp_old, logp_rollout)"]
+    )
     lacking += [] if "advantage" in known else ["advantage"]
     if lacking:
         raise UserError(
@@ -129,7 +133,9 @@ def _notes(known: Mapping[str, str]) -> list[str]:
     if "logp_old" not in known:
         notes.append("the log has no log-probs of the old policy: the sampler's stand for them")
     if "logp_new" not in known:
-        notes.append("the log has no log-probs of the policy being updated: the old policy's stand for them, so w = new/old is 1")
+        notes.append(
+            "the log has no log-probs of the policy being updated: the old policy's stand for them, so w = new/old is 1"
+        )
     if "mask" not in known:
         notes.append("the log has no mask: every token counts")
     if "step" not in known:

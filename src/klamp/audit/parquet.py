@@ -70,9 +70,14 @@ def read(path: str, which: tuple[int, ...], names: Naming, wanted: frozenset[str
     with _opened(path) as file:
         rows = _rows(file, which, theirs)
         before = sum(file.metadata.row_group(k).num_rows for k in range(which[0]))
-        batches = file.iter_batches(rows, row_groups=list(which), columns=list(dict.fromkeys(theirs)), use_threads=False)
+        batches = file.iter_batches(
+            rows, row_groups=list(which), columns=list(dict.fromkeys(theirs)), use_threads=False
+        )
         for batch in batches:
-            columns = {name: _column(path, name, batch.column(batch.schema.get_field_index(their))) for name, their in zip(ours, theirs, strict=True)}
+            columns = {
+                name: _column(path, name, batch.column(batch.schema.get_field_index(their)))
+                for name, their in zip(ours, theirs, strict=True)
+            }
             yield shaped(columns, batch.num_rows, path, before + first, names)
             first += batch.num_rows
 
@@ -117,10 +122,11 @@ def _numbers(path: str, name: str, values: pa.Array) -> Array:
         if name in ("prompt_id", "group"):
             coded = values.dictionary_encode()  # the same text is the same number in every batch and file
             hashed = np.array([zlib.crc32(str(one).encode()) for one in coded.dictionary.to_pylist()] or [0], np.int64)
-            return hashed[coded.indices.fill_null(0).to_numpy(zero_copy_only=False)]
+            found: Array = hashed[coded.indices.fill_null(0).to_numpy(zero_copy_only=False)]
+            return found
     elif pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        found: Array = values.to_numpy(zero_copy_only=False)
-        return found
+        plain: Array = values.to_numpy(zero_copy_only=False)
+        return plain
     elif pa.types.is_null(kind):
         return np.full(len(values), np.nan, np.float32)
     raise UserError(f"{path}: {name} is of type {kind}; needed numbers, for lists of them a number to each token")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from klamp.audit.names import Naming
-from klamp.audit.tokens import Array, Tokens
+from klamp.audit.tokens import Array, Tokens, some
 from klamp.errors import UserError
 
 Column = tuple[Array | None, Array | None, Array | None]  # values, lengths of lists, which rows are null
@@ -21,8 +21,16 @@ def shaped(columns: Mapping[str, Column], rows: int, origin: str, first: int, na
     """
     lengths = _lengths(columns, origin, first)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    values = {name: _per_token(name, columns[name], lengths, origin, first) for name in (*_FLOATS, "token_ids", "mask") if name in columns}
-    numbers = {name: _per_row(name, columns[name], rows, origin) for name in ("step", "group", "row", "reward", "length") if name in columns}
+    values = {
+        name: _per_token(name, columns[name], lengths, origin, first)
+        for name in (*_FLOATS, "token_ids", "mask")
+        if name in columns
+    }
+    numbers = {
+        name: _per_row(name, columns[name], rows, origin)
+        for name in ("step", "group", "row", "reward", "length")
+        if name in columns
+    }
     new, old, rollout = (values.get(f"logp_{role}") for role in ("new", "old", "rollout"))
     missing = np.isnan(rollout) if rollout is not None else None
     if new is None and names.kind == "klamp":
@@ -37,15 +45,20 @@ def shaped(columns: Mapping[str, Column], rows: int, origin: str, first: int, na
     mask = np.ones(offsets[-1], bool) if mask is None else mask
     advantage = values.get("advantage")
     if advantage is None:
-        raise UserError(f"{origin} holds no advantage from response {first} on: nothing says which way a token was pushed")
+        raise UserError(
+            f"{origin} holds no advantage from response {first} on: nothing says which way a token was pushed"
+        )
     group = numbers.get("group")
     if group is None and "prompt_id" in columns and names.kind != "klamp":
         group = _per_row("prompt_id", columns["prompt_id"], rows, origin)
+    step, row = numbers.get("step"), numbers.get("row")
+    step = np.zeros(rows, np.int64) if step is None else step
+    row = np.arange(first, first + rows) if row is None else row
     return Tokens(
-        offsets, numbers.get("step", np.zeros(rows, np.int64)), numbers.get("row", np.arange(first, first + rows)), new, old, advantage, mask,
+        offsets, step, row, new, old, advantage, mask,
         group=group, reward=numbers.get("reward"), length=numbers.get("length"), logp_rollout=rollout,
         logp_ref=values.get("logp_ref"), entropy=values.get("entropy"), token_ids=values.get("token_ids"),
-        missing=None if missing is None else _any(missing & mask, offsets), origin=origin, first=first,
+        missing=None if missing is None else some(missing & mask, offsets), origin=origin, first=first,
     )  # fmt: skip
 
 
@@ -108,7 +121,7 @@ def _filled(old: Array, column: Column, new: Array | None, offsets: Array) -> Ar
 
 
 def _per_row(name: str, column: Column, rows: int, origin: str) -> Array | None:
-    values, lengths, null = column
+    values, lengths, _null = column
     if values is None:
         return None
     if lengths is not None:  # prime-rl repeats the reward on every token
@@ -122,10 +135,3 @@ def _per_row(name: str, column: Column, rows: int, origin: str) -> Array | None:
     if name == "step" and values.size and values.min() < 0:
         raise UserError(f"{origin}: step is below 0")
     return values.astype(np.int64)
-
-
-def _any(flags: Array, offsets: Array) -> Array:
-    """Whether a response has a true flag."""
-    total = np.concatenate([[0], np.cumsum(flags)])
-    found: Array = total[offsets[1:]] > total[offsets[:-1]]
-    return found

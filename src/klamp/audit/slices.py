@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,20 +48,24 @@ def _position(block: Mapping[str, Array]) -> Array:
 
 
 def _between(edges: Sequence[float], first: str, unit: str = "") -> list[str]:
-    pairs = zip(edges[:-1], edges[1:], strict=True)
-    return [f"{first} {edges[0]:g}{unit}", *(f"{low:g} to {high:g}{unit}" for low, high in pairs), f"above {edges[-1]:g}{unit}"]
+    pairs = itertools.pairwise(edges)
+    return [
+        f"{first} {edges[0]:g}{unit}",
+        *(f"{low:g} to {high:g}{unit}" for low, high in pairs),
+        f"above {edges[-1]:g}{unit}",
+    ]
 
 
 def _advantage_labels() -> tuple[str, ...]:
     middle = ADVANTAGE_EDGES.index(0.0)
     found = _between(ADVANTAGE_EDGES, "up to")
-    return tuple([*found[: middle + 1], "0", *found[middle + 1 :]])
+    return (*found[: middle + 1], "0", *found[middle + 1 :])
 
 
 DIMENSIONS: dict[str, Dimension] = {
     "side": Dimension(("w < 1", "w = 1", "w > 1"), lambda block: 1 + np.sign(block["x"]).astype(np.int64)),
     "old_prob": Dimension(
-        tuple(f"{low:g} to {high:g}" for low, high in zip(PROBABILITY_EDGES[:-1], PROBABILITY_EDGES[1:], strict=True)),
+        tuple(f"{low:g} to {high:g}" for low, high in itertools.pairwise(PROBABILITY_EDGES)),
         lambda block: _above(block["logp_old"], [math.log(edge) for edge in PROBABILITY_EDGES[1:-1]]),
     ),
     "position": Dimension(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -97,7 +98,7 @@ class Tokens:
         if (np.diff(self.step) < 0).any():
             ordered = self.take(np.argsort(self.step, kind="stable"))
         edges = [0, *(np.flatnonzero(np.diff(ordered.step)) + 1).tolist(), ordered.responses]
-        for start, stop in zip(edges[:-1], edges[1:], strict=True):
+        for start, stop in itertools.pairwise(edges):
             yield int(ordered.step[start]), ordered if stop - start == ordered.responses else ordered.part(start, stop)
 
     def blocks(self, tokens: int) -> Iterator[Tokens]:
@@ -113,6 +114,24 @@ class Tokens:
         """A place for a message: the file, the response and the token."""
         response = int(np.searchsorted(self.offsets, token, side="right")) - 1
         return f"{self.origin}: response {self.first + response}, token {token - int(self.offsets[response])}"
+
+
+def counted(flags: Array, offsets: Array) -> Array:
+    """The true flags of each response, int64 [R]."""
+    return _reduced(np.add, flags.view(np.uint8), offsets, np.int32)
+
+
+def some(flags: Array, offsets: Array) -> Array:
+    """Whether a response has a true flag, [R]."""
+    return _reduced(np.logical_or, flags, offsets, None)
+
+
+def _reduced(how: np.ufunc, flags: Array, offsets: Array, kind: Any) -> Array:
+    found = np.zeros(len(offsets) - 1, bool if kind is None else np.int64)
+    filled = np.flatnonzero(np.diff(offsets))  # reduceat would take the next token of an empty response
+    if len(filled):
+        found[filled] = how.reduceat(flags, offsets[:-1][filled], dtype=kind)
+    return found
 
 
 def join(parts: list[Tokens]) -> Tokens:
@@ -149,7 +168,7 @@ def checked(tokens: Tokens, skip: bool) -> tuple[Tokens, int]:
             bad = broken if bad is None else bad | broken
     if bad is None:
         return tokens, 0
-    rows = np.add.reduceat(np.append(bad, False), tokens.offsets[:-1], dtype=np.int64) * (tokens.lengths > 0) > 0
+    rows = some(bad, tokens.offsets)
     if not skip:
         at = int(np.flatnonzero(bad)[0])
         raise UserError(

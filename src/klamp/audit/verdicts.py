@@ -46,7 +46,9 @@ class Verdict:
 
     def at(self, where: Array) -> Verdict:
         """Of some of the tokens."""
-        return Verdict(self.outside_low[where], self.outside_high[where], self.removed_low[where], self.removed_high[where])
+        return Verdict(
+            self.outside_low[where], self.outside_high[where], self.removed_low[where], self.removed_high[where]
+        )
 
 
 def is_plain(spec: Spec) -> bool:
@@ -73,7 +75,9 @@ def check(spec: Spec, offers: frozenset[str], who: str) -> None:
     try:
         Spec(spec.guards, spec.factors, name=str(spec)).require(offers, who)
     except UserError as error:
-        raise UserError(f"{error}; name it with --map ours=theirs, record it (docs/audit.md), or leave this spec out") from None
+        raise UserError(
+            f"{error}; name it with --map ours=theirs, record it (docs/audit.md), or leave this spec out"
+        ) from None
     for guard in spec.guards:
         if any(isinstance(radius, Adaptive) for radius in guard.region.moves):
             raise UserError(
