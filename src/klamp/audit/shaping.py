@@ -27,7 +27,7 @@ def shaped(columns: Mapping[str, Column], rows: int, origin: str, first: int, na
         if name in columns
     }
     numbers = {
-        name: _per_row(name, columns[name], rows, origin)
+        name: _per_row(name, columns[name], origin, first)
         for name in ("step", "group", "row", "reward", "length")
         if name in columns
     }
@@ -50,7 +50,7 @@ def shaped(columns: Mapping[str, Column], rows: int, origin: str, first: int, na
         )
     group = numbers.get("group")
     if group is None and "prompt_id" in columns and names.kind != "klamp":
-        group = _per_row("prompt_id", columns["prompt_id"], rows, origin)
+        group = _per_row("prompt_id", columns["prompt_id"], origin, first)
     step, row = numbers.get("step"), numbers.get("row")
     step = np.zeros(rows, np.int64) if step is None else step
     row = np.arange(first, first + rows) if row is None else row
@@ -120,8 +120,8 @@ def _filled(old: Array, column: Column, new: Array | None, offsets: Array) -> Ar
     return np.where(np.repeat(null, np.diff(offsets)), new, old)
 
 
-def _per_row(name: str, column: Column, rows: int, origin: str) -> Array | None:
-    values, lengths, _null = column
+def _per_row(name: str, column: Column, origin: str, first: int) -> Array | None:
+    values, lengths, null = column
     if values is None:
         return None
     if lengths is not None:  # prime-rl repeats the reward on every token
@@ -129,9 +129,11 @@ def _per_row(name: str, column: Column, rows: int, origin: str) -> Array | None:
         values = np.where(lengths > 0, np.append(values, np.nan)[np.minimum(starts, len(values))], np.nan)
     if name == "reward":
         return values.astype(np.float32)
-    if values.dtype.kind == "f":
-        if not np.isfinite(values).all() or (values != np.round(values)).any() or (abs(values) > 2**53).any():
-            raise UserError(f"{origin}: {name} is not a whole number in every response")
+    whole = (
+        values.dtype.kind != "f" or (np.isfinite(values) & (values == np.round(values)) & (abs(values) <= 2**53)).all()
+    )
+    if not whole or (null is not None and name in ("step", "row")):
+        raise UserError(f"{origin}: {name} is not a whole number in every response from {first} on")
     if name == "step" and values.size and values.min() < 0:
         raise UserError(f"{origin}: step is below 0")
     return values.astype(np.int64)
