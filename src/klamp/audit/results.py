@@ -17,6 +17,7 @@ from klamp.audit.thresholds import Thresholds
 from klamp.audit.verdicts import is_plain, weight_of
 from klamp.compare.specs import labels
 from klamp.guards import Guard
+from klamp.metrics import HISTOGRAM_BINS, HISTOGRAM_LIMIT
 from klamp.regions import Region
 from klamp.spec import Spec
 from klamp.version import __version__
@@ -86,11 +87,20 @@ def _log(sums: Sums, total: dict[str, float]) -> Row:
             str(share): None if value is None else math.exp(min(value, 700.0)) for share, value in zip(SHARES, quantiles, strict=True)
         },
         "quantile_error": sketch.ERROR,
+        "log_ratio_histogram": _histogram(sums),
         # Of old/rollout; tokens are sampled from rollout.
         "kl_rollout_old": {"k1": _over(-total["y"], total["y_tokens"]), "k2": _over(0.5 * total["y2"], total["y_tokens"]),
                            "k3": _over(total["y_k3"], total["y_tokens"])} if total["y_tokens"] else None,
         "by_step": _by_step(sums),
     }  # fmt: skip
+
+
+def _histogram(sums: Sums) -> Row:
+    """Tokens by log w in equal bins, as in policy/ratio_histogram, the ends open."""
+    edges = np.linspace(-HISTOGRAM_LIMIT, HISTOGRAM_LIMIT, HISTOGRAM_BINS + 1)
+    inside = np.clip(sketch.middles(), edges[0], edges[-1])
+    counts = np.histogram(inside, edges, weights=sums.ratios.sum(axis=0))[0]
+    return {"edges": edges.tolist(), "counts": counts.astype(int).tolist()}
 
 
 def _by_step(sums: Sums) -> list[Row]:

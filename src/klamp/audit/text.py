@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
+WIDTH = 120
 
 
 def text(found: Row, by: Sequence[str] = ()) -> str:
@@ -26,6 +28,7 @@ def text(found: Row, by: Sequence[str] = ()) -> str:
     for spec in found["specs"]:
         lines += [*_same_share(spec), *_cut_most(spec)]
     lines += ["", *finding_lines(found)]
+    lines = [part for line in lines for part in _wrapped(line)]
     return "\n".join(lines).rstrip() + "".join(f"\nnote: {note}" for note in found["notes"])
 
 
@@ -151,7 +154,8 @@ def slice_table(spec: Row, name: str) -> list[list[str]]:
 
 
 def _shown(value: str | None) -> str:
-    return "-" if value is None else ascii(value)[1:-1] if not value.isprintable() else repr(value)[1:-1]
+    """The text of a token on one line of a terminal: what a terminal would act on is spelled out."""
+    return "-" if value is None else value if value.isprintable() else ascii(value)[1:-1]
 
 
 # --- lines ----------------------------------------------------------------------------------------------------
@@ -184,7 +188,14 @@ def finding_lines(found: Row) -> list[str]:
 
 
 def _explained(heads: Sequence[tuple[str, str]]) -> list[str]:
-    return ["; ".join(f"{name}: {meaning}" for name, meaning in heads)]
+    return textwrap.wrap("; ".join(f"{name}: {meaning}" for name, meaning in heads), WIDTH)
+
+
+def _wrapped(line: str) -> list[str]:
+    """Prose of more than a terminal's width on several lines; tables have columns and stay."""
+    indent = line[: len(line) - len(line.lstrip())]
+    prose = len(line) > WIDTH and "  " not in line.strip()
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False) if prose else [line]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
