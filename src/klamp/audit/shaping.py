@@ -9,6 +9,7 @@ import numpy as np
 from klamp.audit.names import Naming
 from klamp.audit.tokens import Array, Tokens, some
 from klamp.errors import UserError
+from klamp.records.recorder import UNKNOWN_TOKEN
 
 Column = tuple[Array | None, Array | None, Array | None]  # values, lengths of lists, which rows are null
 _FLOATS = ("logp_new", "logp_old", "logp_rollout", "logp_ref", "advantage", "entropy")
@@ -105,6 +106,8 @@ def _per_token(name: str, column: Column, lengths: Array, origin: str, first: in
             raise UserError(f"{origin}: mask holds other values than true and false, 1 and 0")
         return values.astype(bool)
     if name == "token_ids":
+        if values.size and (values == UNKNOWN_TOKEN).all():
+            return None
         if values.size and not (np.isfinite(values).all() and values.min() >= 0 and values.max() < 2**31):
             raise UserError(f"{origin}: token_ids are whole numbers from 0 to 2^31 - 1; found others")
         return values.astype(np.int32, copy=False)
