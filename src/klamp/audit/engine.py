@@ -130,8 +130,9 @@ def _whole_steps(found: list[Piece]) -> list[list[Piece]]:
 def _of_bundle(bundle: list[Piece], request: Request, whole: bool) -> Sums:
     plan = request.plan()
     sums = Sums(len(plan.specs), plan.by)
-    for step, tokens in _steps(_read(bundle, plan, request, sums), whole):
-        _add_step(sums, plan, step, tokens)
+    with np.errstate(all="ignore"):  # what overflows is counted
+        for step, tokens in _steps(_read(bundle, plan, request, sums), whole):
+            _add_step(sums, plan, step, tokens)
     return sums
 
 

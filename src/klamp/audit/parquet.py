@@ -24,13 +24,14 @@ ALWAYS = ("step", "row", "logp_new", "logp_old", "advantage", "mask")
 
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path, memory_map=False) as file:
             yield file
-    except (pa.ArrowException, OSError, MemoryError, OverflowError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # a damaged file makes the library raise more than errors of its own
         said = " ".join(str(error).split())[:160]
         raise UserError(f"{path} is not a readable Parquet file: {said or type(error).__name__}") from error
 
@@ -80,6 +81,11 @@ def read(path: str, which: tuple[int, ...], names: Naming, wanted: frozenset[str
             }
             yield shaped(columns, batch.num_rows, path, before + first, names)
             first += batch.num_rows
+        claimed = sum(file.metadata.row_group(k).num_rows for k in which)
+        if claimed != first:
+            raise UserError(
+                f"{path} says that it has {claimed} rows in {len(which)} row groups, and has {first}: it is damaged"
+            )
 
 
 def _rows(file: Any, which: tuple[int, ...], names: list[str]) -> int:

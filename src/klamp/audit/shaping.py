@@ -127,6 +127,8 @@ def _per_row(name: str, column: Column, origin: str, first: int) -> Array | None
     values, lengths, null = column
     if values is None:
         return None
+    if lengths is not None and name != "reward":
+        raise UserError(f"{origin}: {name} is a list; needed one number to a response")
     if lengths is not None:  # prime-rl repeats the reward on every token
         starts = np.cumsum(lengths) - lengths
         values = np.where(lengths > 0, np.append(values, np.nan)[np.minimum(starts, len(values))], np.nan)
