@@ -6,7 +6,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     target = None if arguments.html is None else _target(Path(arguments.html))
     found = audit(
         arguments.files, arguments.spec or own_specs(arguments.files), by=by, mapping=_mapping(arguments.map or []), limits=limits,
-        tokenizer=arguments.tokenizer, jobs=arguments.jobs or _cores(), skip_bad_rows=arguments.skip_bad_rows, say=_say,
+        tokenizer=arguments.tokenizer, jobs=arguments.jobs or _cores(), skip_bad_rows=arguments.skip_bad_rows, say=_progress(),
     )  # fmt: skip
     if target is not None:
         from klamp.audit.page import write
@@ -167,8 +168,17 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+def _progress() -> Callable[[str], None]:
+    """Says where a long audit is, every few seconds."""
+    last = time.monotonic()
+
+    def say(message: str) -> None:
+        nonlocal last
+        if time.monotonic() - last > 5.0:
+            print(message, file=sys.stderr, flush=True)
+            last = time.monotonic()
+
+    return say
 
 
 # --- text of tokens -------------------------------------------------------------------------------------------
