@@ -101,7 +101,7 @@ def read_files(directory: Path, jobs: int) -> None:
     pa.set_cpu_count(jobs)
     for path in sorted(directory.iterdir()):
         with pq.ParquetFile(path) as file:
-            for _ in file.iter_batches(4096, columns=list(COLUMNS), use_threads=jobs > 1):
+            for _ in file.iter_batches(256, columns=list(COLUMNS), use_threads=jobs > 1):
                 pass
 
 

@@ -14,12 +14,12 @@ import numpy as np
 from klamp.audit import sketch
 from klamp.audit.general import Judged
 from klamp.audit.slices import DIMENSIONS
-from klamp.audit.sums import S, Sums, T
+from klamp.audit.sums import OF_SLICE, S, Sums, T
 from klamp.audit.tokens import Array, Tokens, counted
 from klamp.audit.verdicts import Reach, Verdict, is_plain, judge, ratios_of, weight_of
 from klamp.spec import Spec
 
-TOKENS = 1 << 16  # of a block: its columns stay in the cache
+TOKENS = 1 << 14  # of a block: its columns stay in the cache, and none is so large that each takes new pages of memory
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,10 @@ def add(sums: Sums, plan: Plan, tokens: Tokens, step: int, general: Mapping[int,
         return
     totals, per_spec = sums.of_step(step)
     masses = _whatever(sums, totals, columns)
+    weights = {name: mass for name, mass in masses.items() if name in plan.weights}
     codes = {name: DIMENSIONS[name].codes(columns) for name in sums.slices}
     for name, code in codes.items():
-        _add_slice(sums.slices[name], code, columns, masses)
+        _add_slice(sums.slices[name], code, columns, weights)
     if "token" in plan.by:
         sums.seen_ids.add(columns["token_ids"].astype(np.int64), masses["ratio"])
     ratios = {name: columns[name] for name in plan.ratios}
@@ -69,6 +70,7 @@ def add(sums: Sums, plan: Plan, tokens: Tokens, step: int, general: Mapping[int,
     where = np.flatnonzero(flags)
     advantage = columns["advantage"][where]
     near = {name: x[where] for name, x in ratios.items()}
+    likely = DIMENSIONS["old_prob"].codes({"logp_old": columns["logp_old"][where]})
     removed = np.zeros((len(plan.specs), len(where)), np.float32)
     for index, spec in enumerate(plan.specs):
         judged_ = general.get(index)
@@ -81,6 +83,8 @@ def add(sums: Sums, plan: Plan, tokens: Tokens, step: int, general: Mapping[int,
         mass = whole[where]
         removed[index] = verdict.removed
         _add_spec(per_spec[index], verdict, advantage, mass)
+        for side, cut in enumerate((verdict.removed_low, verdict.removed_high)):
+            sums.cut_probability[index, side] += np.bincount(likely[cut], minlength=sums.cut_probability.shape[2])
         _add_gradient(per_spec[index], whole, mass[verdict.removed], judged_)
         for name, code in codes.items():
             _add_spec_slice(sums.spec_slices[name][index], code[where], verdict, mass)
@@ -132,37 +136,36 @@ def _whatever(sums: Sums, totals: Array, columns: Mapping[str, Array]) -> dict[s
         total = float(change.sum())
     sum_x = float(wide.sum())
     one = np.abs(advantage, dtype=np.float64)
-    ratio = change + 1.0
-    inverse = float(np.reciprocal(ratio).sum()) if float(x.min()) > -700.0 else np.inf
-    ratio *= one
+    change += 1.0
+    ratio = np.multiply(change, one, out=change)
     for name, value in (
-        ("tokens", len(x)), ("responses", int((columns["lengths"] > 0).sum())), ("active", np.count_nonzero(active)),
+        ("tokens", len(x)), ("responses", np.count_nonzero(columns["lengths"])), ("active", np.count_nonzero(active)),
         ("positive", np.count_nonzero(positive)), ("unmoved", np.count_nonzero(x == 0)), ("x", sum_x), ("x2", wide @ wide),
-        ("k3", total - sum_x), ("k3_flipped", inverse - len(x) + sum_x), ("mass_ratio", ratio.sum()), ("mass2_ratio", ratio @ ratio),
-        ("mass_one", one.sum()), ("mass2_one", one @ one), ("surprisal", -columns["logp_old"].sum(dtype=np.float64)),
+        ("k3", total - sum_x), ("mass_ratio", ratio.sum()), ("mass2_ratio", ratio @ ratio), ("mass_one", one.sum()), ("mass2_one", one @ one),
     ):  # fmt: skip
         totals[T[name]] += value
     if "entropy" in columns:
         totals[T["entropy"]] += columns["entropy"].sum(dtype=np.float64)
         totals[T["entropy_tokens"]] += len(x)
+    else:
+        totals[T["surprisal"]] -= columns["logp_old"].sum(dtype=np.float64)
     if "y" in columns:
         _mismatch(totals, columns["y"])
-    sign = active.astype(np.int64)
-    sign += active & ~positive  # 0: A = 0, 1: A > 0, 2: A < 0
-    sign *= sketch.BINS
-    sign += sketch.codes(x)
-    sums.ratios += np.bincount(sign, minlength=sums.ratios.size).reshape(sums.ratios.shape)
+    code = sketch.codes(x)
+    code += np.multiply(positive.view(np.int8) + 2 * (advantage < 0).view(np.int8), sketch.BINS, dtype=np.int32)
+    sums.ratios += np.bincount(code, minlength=sums.ratios.size).reshape(sums.ratios.shape)
     return {"ratio": ratio, "one": one}
 
 
 def _mismatch(totals: Array, y: Array) -> None:
     """The log-ratio old/rollout where the sampler recorded a log-prob."""
     wide = y.astype(np.float64)
-    if not np.isfinite(wide.sum()):
+    total = float(wide.sum())
+    if not np.isfinite(total):
         wide = wide[np.isfinite(wide)]
-    with np.errstate(over="ignore"):
-        far = float((np.expm1(wide) - wide).sum())
-    for name, value in (("y_tokens", len(wide)), ("y", wide.sum()), ("y2", wide @ wide), ("y_k3", far)):
+        total = float(wide.sum())
+    far = float(np.expm1(wide).sum()) - total
+    for name, value in (("y_tokens", len(wide)), ("y", total), ("y2", wide @ wide), ("y_k3", far)):
         totals[T[name]] += value
 
 
@@ -193,10 +196,11 @@ def _add_gradient(sums: Array, whole: Array, removed: Array, judged: Judged | No
 
 def _add_slice(sums: Array, code: Array, columns: Mapping[str, Array], masses: Mapping[str, Array]) -> None:
     bins = len(sums)
-    sums[:, 0] += np.bincount(code, minlength=bins)
-    sums[:, 1] += np.bincount(code, columns["advantage"] != 0, bins)
-    sums[:, 2] += np.bincount(code, masses["ratio"], bins)
-    sums[:, 3] += np.bincount(code, masses["one"], bins)
+    counts = np.bincount(2 * code + (columns["advantage"] != 0), minlength=2 * bins).reshape(bins, 2)
+    sums[:, 0] += counts.sum(axis=1)
+    sums[:, 1] += counts[:, 1]
+    for name, mass in masses.items():
+        sums[:, OF_SLICE.index(f"mass_{name}")] += np.bincount(code, mass, bins)
 
 
 def _add_spec_slice(sums: Array, code: Array, verdict: Verdict, mass: Array) -> None:

@@ -77,8 +77,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.jobs is not None and arguments.jobs < 1:
         raise UserError(f"--jobs {arguments.jobs} must be at least 1")
     target = None if arguments.html is None else _target(Path(arguments.html))
+    shown = by or (
+        ("old_prob", "position") if target is not None else ()
+    )  # a page without a picture of where says little
     found = audit(
-        arguments.files, arguments.spec or own_specs(arguments.files), by=by, mapping=_mapping(arguments.map or []), limits=limits,
+        arguments.files, arguments.spec or own_specs(arguments.files), by=shown, mapping=_mapping(arguments.map or []), limits=limits,
         tokenizer=arguments.tokenizer, jobs=arguments.jobs or _cores(), skip_bad_rows=arguments.skip_bad_rows, say=_progress(),
     )  # fmt: skip
     if target is not None:
@@ -109,8 +112,7 @@ def audit(
     for name in by:
         check_choice("by", name, _BY)
     own = with_limits(limits)
-    slices = tuple(dict.fromkeys([*by, "old_prob"]))
-    request = Request(tuple(dict.fromkeys(specs)), slices, dict(mapping or {}), skip_bad_rows)
+    request = Request(tuple(dict.fromkeys(specs)), tuple(dict.fromkeys(by)), dict(mapping or {}), skip_bad_rows)
     plan = request.plan()
     folder = _tokenizer(tokenizer, files)
     sums = collect(files, request, jobs, say)

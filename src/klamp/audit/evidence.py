@@ -1,7 +1,7 @@
 """Evidence for the diagnoses: facts of responses, exact, and facts of tokens from a sample of responses.
 
-Every fact is a sum that adds over parts (a name that ends in ``_max`` is a maximum). Of each part of a file at most ``SAMPLE``
-responses, evenly spaced, are looked at token by token.
+Every fact is a sum that adds over parts (a name that ends in ``_max`` is a maximum). Of each part of a file some responses, evenly
+spaced, are looked at token by token: at most ``SAMPLE``, and about as many as have ``TOKENS`` tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from klamp.audit.tokens import ROLES, Array, Tokens, counted, some
 
-SAMPLE = 64
+SAMPLE, TOKENS = 64, 1 << 13
 LAGS = (-2, -1, 0, 1, 2)
 FAR = 1.0  # nats: what counts as a tail of old/rollout
 Facts = MutableMapping[str, float]
@@ -24,9 +24,10 @@ def gather(facts: Facts, tokens: Tokens) -> None:
         return
     _responses(facts, tokens)
     _positive(facts, tokens)
+    count = min(SAMPLE, max(TOKENS * tokens.responses // max(tokens.size, 1), 1))
     few = tokens
-    if tokens.responses > SAMPLE:
-        few = tokens.take(np.linspace(0, tokens.responses - 1, SAMPLE).astype(np.int64))
+    if tokens.responses > count:
+        few = tokens.take(np.linspace(0, tokens.responses - 1, count).astype(np.int64))
     _grids(facts, few)
     _padding(facts, few)
     if few.logp_rollout is not None:
@@ -70,7 +71,7 @@ def _positive(facts: Facts, tokens: Tokens) -> None:
     """Log-probs above 0: probabilities above 1."""
     for role in ROLES:
         value = getattr(tokens, f"logp_{role}")
-        if value is None or not len(value) or value.max() <= 0.0:  # NaN: missing, and not at most 0
+        if value is None or not len(value) or not np.fmax.reduce(value) > 0.0:  # fmax passes over what is missing
             continue
         above = (value > 0.0) & tokens.mask
         facts[f"positive_{role}"] += int(above.sum())

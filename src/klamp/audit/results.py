@@ -17,6 +17,7 @@ from klamp.audit.thresholds import Thresholds
 from klamp.audit.verdicts import is_plain, weight_of
 from klamp.compare.specs import labels
 from klamp.guards import Guard
+from klamp.measures import MEASURES
 from klamp.metrics import HISTOGRAM_BINS, HISTOGRAM_LIMIT
 from klamp.regions import Region
 from klamp.spec import Spec
@@ -77,11 +78,11 @@ def _log(sums: Sums, total: dict[str, float]) -> Row:
         # Tokens are sampled from old (or its sampler), so these estimate KL(old||new).
         "kl_old_new": {"k1": _over(-total["x"], finite), "k2": _over(0.5 * total["x2"], finite), "k3": _over(total["k3"], finite)},
         # E over old of 1/w - 1 + log w: the usual code's k3, of KL(new||old) only where new sampled.
-        "k3_flipped": _over(total["k3_flipped"], finite),
+        "k3_flipped": _flipped(sums),
         "kl_old_new_sequence": _over(total["k3"], total["responses"]),
         "overflow": _whole(total["overflow"]),
         "entropy": _over(total["entropy"], total["entropy_tokens"]),
-        "surprisal_old": _over(total["surprisal"], tokens),
+        "surprisal_old": _over(total["surprisal"], tokens - total["entropy_tokens"]),
         "log_ratio_quantiles": {str(share): value for share, value in zip(SHARES, quantiles, strict=True)},
         "ratio_quantiles": {
             str(share): None if value is None else math.exp(min(value, 700.0)) for share, value in zip(SHARES, quantiles, strict=True)
@@ -93,6 +94,13 @@ def _log(sums: Sums, total: dict[str, float]) -> Row:
                            "k3": _over(total["y_k3"], total["y_tokens"])} if total["y_tokens"] else None,
         "by_step": _by_step(sums),
     }  # fmt: skip
+
+
+def _flipped(sums: Sums) -> float | None:
+    """Mean of 1/w - 1 + log w, from the sketch: within 1 %."""
+    counts, x = sums.ratios.sum(axis=0), sketch.middles()
+    with np.errstate(over="ignore"):
+        return _over(float(counts @ MEASURES["k3_flipped"].divergence(x)), float(counts.sum()))
 
 
 def _histogram(sums: Sums) -> Row:
@@ -110,7 +118,7 @@ def _by_step(sums: Sums) -> list[Row]:
         tokens = one[T["tokens"]]
         found.append({
             "step": step, "tokens": _whole(tokens), "kl_old_new": _over(one[T["k3"]], tokens - one[T["overflow"]]),
-            "entropy": _over(one[T["entropy"]], one[T["entropy_tokens"]]), "surprisal_old": _over(one[T["surprisal"]], tokens),
+            "entropy": _over(one[T["entropy"]], one[T["entropy_tokens"]]), "surprisal_old": _over(one[T["surprisal"]], tokens - one[T["entropy_tokens"]]),
             "kl_rollout_old": _over(one[T["y_k3"]], one[T["y_tokens"]]), "unmoved_share": _over(one[T["unmoved"]], tokens),
         })  # fmt: skip
     return found
@@ -154,6 +162,10 @@ def _spec(
              "removed_high": _whole(one[S["high_positive"]] + one[S["high_negative"]]),
              "outside": _whole(one[S["outside_low"]] + one[S["outside_high"]]), "mass_share": _over(one[S["mass_low"]] + one[S["mass_high"]], one[S["u"]])}
             for step, one in ((step, sums.spec_totals[step][index]) for step in sums.steps)
+        ],
+        "removed_by_old_prob": [
+            {"slice": label, "low": _whole(low), "high": _whole(high)}
+            for label, low, high in zip(DIMENSIONS["old_prob"].labels, *sums.cut_probability[index], strict=True)
         ],
         "slices": {name: _slices(sums, name, index, spec) for name in sums.slices},
         "tokens_cut_most": _top(sums, index, decode),

@@ -18,13 +18,16 @@ BINS = 2 * (SIDE + 1)
 
 
 def codes(x: Array) -> Array:
-    """The bin of each float32 log-ratio, [n]."""
+    """The bin of each float32 log-ratio, int32 [n]."""
     bits = x.view(np.uint32)
-    found = ((bits >> 16) & 0x7FFF).astype(np.int64)
+    found = (bits >> 16).view(np.int32)
+    found &= 0x7FFF
     found -= _BASE - 1
     np.maximum(found, 0, out=found)
     np.minimum(found, SIDE, out=found)
-    found += (bits >> 31) * np.uint32(SIDE + 1)
+    side = (bits >> 31).view(np.int32)
+    side *= SIDE + 1
+    found += side
     return found
 
 

@@ -13,7 +13,7 @@ from klamp.audit.tokens import Array
 
 # Of the tokens of a step, whatever the spec.
 TOTALS = (
-    "tokens", "responses", "active", "positive", "unmoved", "x", "x2", "k3", "k3_flipped", "overflow", "mass_ratio", "mass2_ratio",
+    "tokens", "responses", "active", "positive", "unmoved", "x", "x2", "k3", "overflow", "mass_ratio", "mass2_ratio",
     "mass_one", "mass2_one", "surprisal", "entropy", "entropy_tokens", "y_tokens", "y", "y2", "y_k3",
 )  # fmt: skip
 # Of a step and a spec: counts by side (and by the sign of A), |g| and |u| with and without the guards.
@@ -76,6 +76,7 @@ class Sums:
     ratios: Array = field(default_factory=lambda: np.zeros((SIGNS, sketch.BINS), np.int64))
     slices: dict[str, Array] = field(default_factory=dict)  # [codes, OF_SLICE]
     spec_slices: dict[str, Array] = field(default_factory=dict)  # [specs, codes, OF_SLICE_AND_SPEC]
+    cut_probability: Array = field(default_factory=lambda: np.zeros((0, 0, 0)))  # [specs, sides, codes of old_prob]
     cut_ids: list[Counted] = field(default_factory=list)  # of each spec
     seen_ids: Counted = field(default_factory=Counted)
     facts: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # of klamp.audit.evidence
@@ -84,6 +85,7 @@ class Sums:
 
     def __post_init__(self) -> None:
         self.both = np.zeros((self.specs, self.specs))
+        self.cut_probability = np.zeros((self.specs, 2, len(DIMENSIONS["old_prob"].labels)))
         self.cut_ids = [Counted() for _ in range(self.specs)]
         for name in self.by:
             if name in DIMENSIONS:
@@ -104,6 +106,7 @@ class Sums:
             mine += totals
             specs += other.spec_totals[step]
         self.both += other.both
+        self.cut_probability += other.cut_probability
         self.ratios += other.ratios
         for name, value in other.slices.items():
             self.slices[name] += value

@@ -116,12 +116,10 @@ def main_sentence(spec: Row) -> str:
     pushed = "pushed down" if side == "low" else "pushed up"
     bound = next((one for one in spec["bounds"] if one[side] is not None), None)
     beyond = f" beyond {bound['ratio']} = {number(bound[side], 4)}" if bound else ""
-    where = ""
-    rows = spec["slices"].get("old_prob", [])
-    if rows:
-        key = f"removed_{side}"
-        most = max(rows, key=lambda row: row[key])
-        where = f"; {most[key]:,} of them at tokens that the old policy gave a probability of {most['slice']}, of which it removes {percent(most['removed_share'])}"
+    most = max(spec["removed_by_old_prob"], key=lambda row: row[side])
+    where = f"; {most[side]:,} of them at tokens to which the old policy gave a probability of {most['slice']}"
+    known = next((row for row in spec["slices"].get("old_prob", []) if row["slice"] == most["slice"]), None)
+    where += f", of which it removes {percent(known['removed_share'])}" if known else ""
     return (
         f"{label} cuts most on the {side} side: {count:,} of {total:,} tokens, {signs[sign]}, {pushed}{beyond}{where}."
     )
