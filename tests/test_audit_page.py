@@ -116,6 +116,15 @@ def test_the_runs_own_spec_and_tokenizer(tmp_path: Path, capsys: pytest.CaptureF
         assert "cannot be read" in capsys.readouterr().err
 
 
+def test_the_example_of_the_docs_runs() -> None:
+    (block,) = re.findall(
+        r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs" / "audit.md").read_text(), re.DOTALL
+    )
+    names: dict[str, Any] = {"__name__": "docs"}
+    exec(compile(block, "audit.md", "exec"), names)
+    assert audit([names["folder"]], ["grpo"])["log"]["responses"] > 0
+
+
 # --- in a browser ---------------------------------------------------------------------------------------------
 
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
