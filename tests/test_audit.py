@@ -92,23 +92,41 @@ def test_the_fast_way_is_the_general_one(spec: klamp.Spec) -> None:
         rows(5, steps=1, responses=64, updates=2) + rows(6, steps=2, responses=64, updates=2, spread=0.4)[64:]
     )
     slow = judged(spec, found, 0)
-    ratios = {
-        ratio: getattr(found, f"logp_{ratio.split('/')[0]}") - getattr(found, f"logp_{ratio.split('/')[1]}")
-        for ratio in ("new/old", *verdicts.ratios_of([spec]))
-    }
-    fast = verdicts.judge(spec, ratios, found.advantage)
+    columns = {name: getattr(found, name) for name in ("logp_new", "logp_old", "logp_rollout", "logp_ref", "advantage")}
+    for ratio in ("new/old", *verdicts.ratios_of([spec])):
+        columns[ratio] = columns[f"logp_{ratio.split('/')[0]}"] - columns[f"logp_{ratio.split('/')[1]}"]
+    columns["x"] = columns["new/old"]
+    reach = verdicts.Reach.of([spec])
+    sides = reach.sides(columns)
+    fast = verdicts.judge(spec, columns, sides)
     for name in ("outside_low", "outside_high", "removed_low", "removed_high"):
         assert (getattr(fast, name) == getattr(slow.verdict, name)).all(), name
-    assert not (fast.outside & ~verdicts.Reach.of([spec]).beyond(ratios)).any()
-    weight = np.exp(ratios["new/old"].astype(np.float64)) if verdicts.weight_of(spec) == "ratio" else 1.0
-    assert np.allclose(slow.u, found.advantage * weight, rtol=1e-6)
+    assert not (fast.outside & ~reach.beyond(columns, sides)).any()
+    weight = np.ones(found.size)
+    for ratio, low, high in verdicts.weight_of(spec):
+        weight *= np.exp(np.clip(columns[ratio], low, high))
+    assert np.allclose(slow.u, found.advantage * weight, rtol=1e-5)
     assert np.allclose(slow.g, np.where(fast.removed, 0.0, slow.u), rtol=1e-6)
     assert fast.removed.any() or not fast.outside.any() or spec.guards == ()
 
 
 def test_many_specs_take_the_fast_way() -> None:
     fast = {str(spec) for spec in SPECS if verdicts.is_plain(spec)}
-    assert {"grpo", "atr_grpo", "dapo", "ppo", "dual_clip", "reinforce"} <= {text.partition("(")[0] for text in fast}
+    assert {
+        "grpo",
+        "atr_grpo",
+        "dapo",
+        "ppo",
+        "dual_clip",
+        "reinforce",
+        "dppo_tv",
+        "dppo_kl",
+        "cispo",
+        "icepop",
+        "tis",
+        "decoupled_ppo",
+        "ipo",
+    } <= {text.partition("(")[0] for text in fast}
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ Log-ratios are float32, as a trainer has them; their sums are float64, and count
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,11 +15,12 @@ import numpy as np
 from klamp.audit import sketch
 from klamp.audit.general import Judged
 from klamp.audit.slices import DIMENSIONS
-from klamp.audit.sums import OF_SLICE, S, Sums, T
+from klamp.audit.sums import S, Sums, T
 from klamp.audit.tokens import Array, Tokens, counted
-from klamp.audit.verdicts import Reach, Verdict, is_plain, judge, ratios_of, weight_of
+from klamp.audit.verdicts import Reach, Verdict, Weight, is_plain, judge, ratios_of, weight_of
 from klamp.spec import Spec
 
+_PLAIN: Weight = (("new/old", -math.inf, math.inf),)
 TOKENS = 1 << 14  # of a block: its columns stay in the cache, and none is so large that each takes new pages of memory
 
 
@@ -34,7 +36,7 @@ class Plan:
         return tuple(is_plain(spec) for spec in self.specs)
 
     @cached_property
-    def weights(self) -> tuple[str | None, ...]:
+    def weights(self) -> tuple[Weight | None, ...]:
         return tuple(weight_of(spec) if plain else None for spec, plain in zip(self.specs, self.plain, strict=True))
 
     @cached_property
@@ -56,44 +58,35 @@ def add(sums: Sums, plan: Plan, tokens: Tokens, step: int, general: Mapping[int,
     if not len(columns["x"]):
         return
     totals, per_spec = sums.of_step(step)
-    masses = _whatever(sums, totals, columns)
-    weights = {name: mass for name, mass in masses.items() if name in plan.weights}
+    masses = _masses(plan, columns, _whatever(sums, totals, columns))
     codes = {name: DIMENSIONS[name].codes(columns) for name in sums.slices}
     for name, code in codes.items():
-        _add_slice(sums.slices[name], code, columns, weights)
+        _add_slice(sums.slices[name], code, columns["advantage"])
     if "token" in plan.by:
-        sums.seen_ids.add(columns["token_ids"].astype(np.int64), masses["ratio"])
-    ratios = {name: columns[name] for name in plan.ratios}
-    flags = plan.reach.beyond(ratios)
+        sums.seen_ids.add(columns["token_ids"].astype(np.int64), masses[()])
+    sides = plan.reach.sides(columns)
+    flags = plan.reach.beyond(columns, sides)
     for judged in general.values():
         flags |= judged.verdict.outside | judged.verdict.removed
     where = np.flatnonzero(flags)
-    advantage = columns["advantage"][where]
-    near = {name: x[where] for name, x in ratios.items()}
-    likely = DIMENSIONS["old_prob"].codes({"logp_old": columns["logp_old"][where]})
+    near = {name: columns[name][where] for name in (*plan.ratios, "logp_old", "advantage")}
+    near_sides = {key: (low[where], high[where]) for key, (low, high) in sides.items()}
+    likely = DIMENSIONS["old_prob"].codes(near)
     removed = np.zeros((len(plan.specs), len(where)), np.float32)
     for index, spec in enumerate(plan.specs):
-        judged_ = general.get(index)
-        if judged_ is None:
-            verdict = judge(spec, near, advantage)
-            whole = masses[plan.weights[index] or "ratio"]
-        else:
-            verdict = judged_.verdict.at(where)
-            whole = np.abs(judged_.u)
-        mass = whole[where]
-        removed[index] = verdict.removed
-        _add_spec(per_spec[index], verdict, advantage, mass)
-        for side, cut in enumerate((verdict.removed_low, verdict.removed_high)):
-            sums.cut_probability[index, side] += np.bincount(likely[cut], minlength=sums.cut_probability.shape[2])
-        _add_gradient(per_spec[index], whole, mass[verdict.removed], judged_)
+        other = general.get(index)
+        verdict = judge(spec, near, near_sides) if other is None else other.verdict.at(where)
+        whole = masses[plan.weights[index] or ()] if other is None else np.abs(other.u)
+        mass, cut = whole[where], verdict.removed
+        removed[index] = cut
+        _add_spec(per_spec[index], verdict, near["advantage"], mass)
+        _add_gradient(per_spec[index], whole, mass[cut], other)
+        for side, flags in enumerate((verdict.removed_low, verdict.removed_high)):
+            sums.cut_probability[index, side] += np.bincount(likely[flags], minlength=sums.cut_probability.shape[2])
         for name, code in codes.items():
-            _add_spec_slice(sums.spec_slices[name][index], code[where], verdict, mass)
-            if judged_ is not None:
-                sums.spec_slices[name][index, :, -1] += np.bincount(code, whole, len(sums.slices[name]))
+            _add_spec_slice(sums.spec_slices[name][index], code, where, verdict, whole)
         if "token_ids" in columns:
-            sums.cut_ids[index].add(
-                columns["token_ids"][where][verdict.removed].astype(np.int64), mass[verdict.removed]
-            )
+            sums.cut_ids[index].add(columns["token_ids"][where][cut].astype(np.int64), mass[cut])
     sums.both += removed @ removed.T
 
 
@@ -122,7 +115,21 @@ def _columns(tokens: Tokens, plan: Plan) -> dict[str, Array]:
     return found
 
 
-def _whatever(sums: Sums, totals: Array, columns: Mapping[str, Array]) -> dict[str, Array]:
+def _masses(plan: Plan, columns: Mapping[str, Array], known: dict[Weight, Array]) -> dict[Weight, Array]:
+    """|A| times the weight of each plain spec, float64 [n]; what overflows is 0, as where the general way counts it."""
+    for weight in plan.weights:
+        if weight is not None and weight not in known:
+            total = np.zeros(len(columns["x"]))
+            for ratio, low, high in weight:
+                total += np.clip(columns[ratio], low, high)
+            mass = np.exp(total) * known[()]
+            if not np.isfinite(mass.sum()):
+                mass[~np.isfinite(mass)] = 0.0
+            known[weight] = mass
+    return known
+
+
+def _whatever(sums: Sums, totals: Array, columns: Mapping[str, Array]) -> dict[Weight, Array]:
     """Add what no spec has a say in; returns |A| w and |A| of each token, float64."""
     x, advantage = columns["x"], columns["advantage"]
     positive, active = advantage > 0, advantage != 0
@@ -141,7 +148,7 @@ def _whatever(sums: Sums, totals: Array, columns: Mapping[str, Array]) -> dict[s
     for name, value in (
         ("tokens", len(x)), ("responses", np.count_nonzero(columns["lengths"])), ("active", np.count_nonzero(active)),
         ("positive", np.count_nonzero(positive)), ("unmoved", np.count_nonzero(x == 0)), ("x", sum_x), ("x2", wide @ wide),
-        ("k3", total - sum_x), ("mass_ratio", ratio.sum()), ("mass2_ratio", ratio @ ratio), ("mass_one", one.sum()), ("mass2_one", one @ one),
+        ("k3", total - sum_x),
     ):  # fmt: skip
         totals[T[name]] += value
     if "entropy" in columns:
@@ -154,7 +161,7 @@ def _whatever(sums: Sums, totals: Array, columns: Mapping[str, Array]) -> dict[s
     code = sketch.codes(x)
     code += np.multiply(positive.view(np.int8) + 2 * (advantage < 0).view(np.int8), sketch.BINS, dtype=np.int32)
     sums.ratios += np.bincount(code, minlength=sums.ratios.size).reshape(sums.ratios.shape)
-    return {"ratio": ratio, "one": one}
+    return {_PLAIN: ratio, (): one}
 
 
 def _mismatch(totals: Array, y: Array) -> None:
@@ -194,17 +201,21 @@ def _add_gradient(sums: Array, whole: Array, removed: Array, judged: Judged | No
         sums[S[name]] += value
 
 
-def _add_slice(sums: Array, code: Array, columns: Mapping[str, Array], masses: Mapping[str, Array]) -> None:
+def _add_slice(sums: Array, code: Array, advantage: Array) -> None:
     bins = len(sums)
-    counts = np.bincount(2 * code + (columns["advantage"] != 0), minlength=2 * bins).reshape(bins, 2)
+    counts = np.bincount(2 * code + (advantage != 0), minlength=2 * bins).reshape(bins, 2)
     sums[:, 0] += counts.sum(axis=1)
     sums[:, 1] += counts[:, 1]
-    for name, mass in masses.items():
-        sums[:, OF_SLICE.index(f"mass_{name}")] += np.bincount(code, mass, bins)
 
 
-def _add_spec_slice(sums: Array, code: Array, verdict: Verdict, mass: Array) -> None:
-    bins = len(sums)
-    weights: Sequence[Array] = (verdict.outside, verdict.removed_low, verdict.removed_high, mass * verdict.removed)
+def _add_spec_slice(sums: Array, code: Array, where: Array, verdict: Verdict, whole: Array) -> None:
+    bins, near = len(sums), code[where]
+    weights: Sequence[Array] = (
+        verdict.outside,
+        verdict.removed_low,
+        verdict.removed_high,
+        whole[where] * verdict.removed,
+    )
     for column, weight in enumerate(weights):
-        sums[:, column] += np.bincount(code, weight, bins)
+        sums[:, column] += np.bincount(near, weight, bins)
+    sums[:, -1] += np.bincount(code, whole, bins)

@@ -14,7 +14,7 @@ from klamp.audit.findings import Case, findings
 from klamp.audit.slices import DIMENSIONS
 from klamp.audit.sums import OF_SLICE, OF_SLICE_AND_SPEC, OF_SPEC, Counted, S, Sums, T
 from klamp.audit.thresholds import Thresholds
-from klamp.audit.verdicts import is_plain, weight_of
+from klamp.audit.verdicts import is_plain
 from klamp.compare.specs import labels
 from klamp.guards import Guard
 from klamp.measures import MEASURES
@@ -139,7 +139,7 @@ def _spec(
     return {
         "spec": str(spec),
         "label": label,
-        "judged_by": "intervals" if is_plain(spec) else "objective",
+        "judged_by": "numpy" if is_plain(spec) else "objective",
         "bounds": [_bounds(guard) for guard in spec.guards],
         "outside": {
             "low": _whole(own["outside_low"]), "high": _whole(own["outside_high"]),
@@ -167,7 +167,7 @@ def _spec(
             {"slice": label, "low": _whole(low), "high": _whole(high)}
             for label, low, high in zip(DIMENSIONS["old_prob"].labels, *sums.cut_probability[index], strict=True)
         ],
-        "slices": {name: _slices(sums, name, index, spec) for name in sums.slices},
+        "slices": {name: _slices(sums, name, index) for name in sums.slices},
         "tokens_cut_most": _top(sums, index, decode),
         "same_share": calibrated(sums.ratios, removed),
     }  # fmt: skip
@@ -186,18 +186,16 @@ def _bounds(guard: Guard) -> Row:
     }
 
 
-def _slices(sums: Sums, name: str, index: int, spec: Spec) -> list[Row]:
+def _slices(sums: Sums, name: str, index: int) -> list[Row]:
     found = []
-    weight = weight_of(spec) if is_plain(spec) else None
     for code, label in enumerate(DIMENSIONS[name].labels):
         whole = dict(zip(OF_SLICE, sums.slices[name][code], strict=True))
         own = dict(zip(OF_SLICE_AND_SPEC, sums.spec_slices[name][index, code], strict=True))
-        mass = own["mass"] if weight is None else whole[f"mass_{weight}"]
         if whole["tokens"]:
             found.append({
                 "slice": label, "tokens": _whole(whole["tokens"]), "active": _whole(whole["active"]), "outside": _whole(own["outside"]),
                 "removed_low": _whole(own["low"]), "removed_high": _whole(own["high"]),
-                "removed_share": _over(own["low"] + own["high"], whole["active"]), "mass_share": _over(own["removed_mass"], mass),
+                "removed_share": _over(own["low"] + own["high"], whole["active"]), "mass_share": _over(own["removed_mass"], own["mass"]),
             })  # fmt: skip
     return found
 

@@ -13,15 +13,15 @@ from klamp.audit.tokens import Array
 
 # Of the tokens of a step, whatever the spec.
 TOTALS = (
-    "tokens", "responses", "active", "positive", "unmoved", "x", "x2", "k3", "overflow", "mass_ratio", "mass2_ratio",
-    "mass_one", "mass2_one", "surprisal", "entropy", "entropy_tokens", "y_tokens", "y", "y2", "y_k3",
+    "tokens", "responses", "active", "positive", "unmoved", "x", "x2", "k3", "overflow",
+    "surprisal", "entropy", "entropy_tokens", "y_tokens", "y", "y2", "y_k3",
 )  # fmt: skip
 # Of a step and a spec: counts by side (and by the sign of A), |g| and |u| with and without the guards.
 OF_SPEC = (
     "outside_low", "outside_high", "low_positive", "low_negative", "high_positive", "high_negative", "mass_low", "mass_high",
     "g", "g2", "gu", "u", "u2", "overflow",
 )  # fmt: skip
-OF_SLICE = ("tokens", "active", "mass_ratio", "mass_one")
+OF_SLICE = ("tokens", "active")
 OF_SLICE_AND_SPEC = ("outside", "low", "high", "removed_mass", "mass")
 T = {name: index for index, name in enumerate(TOTALS)}
 S = {name: index for index, name in enumerate(OF_SPEC)}

@@ -1,27 +1,31 @@
 """Verdicts: which tokens a spec cuts, and the weight of each. Two ways to one rule, keep = inside | ~gate.
 
-Intervals of a token's ratio under the plain gates are two comparisons, done here with NumPy on the few tokens outside; all
-else goes through the objective's own parts (``klamp.audit.general``). A test holds the two equal over all presets.
+Fixed regions of single tokens under the plain gates are judged here with NumPy, on the few tokens outside; all else goes
+through the objective's own parts (``klamp.audit.general``). A test holds the two equal over all presets.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from klamp.audit.tokens import Array
+from klamp.binary import BINARY, binary_divergence
+from klamp.conditions import Distance
 from klamp.errors import UserError
-from klamp.factors import Factor
 from klamp.gates import GATES
 from klamp.guards import Guard
 from klamp.radii import Adaptive
 from klamp.regions import Region
 from klamp.spec import Spec, part_text
-from klamp.transforms import Identity
+from klamp.transforms import Cap, Identity
 
-Ratios = Mapping[str, Array]  # log-ratios by the name of the ratio
+Columns = Mapping[str, Array]  # of tokens [n]: log-ratios by the name of the ratio, x (new/old), log-probs, advantage
+Sides = tuple[Array, Array]
+Weight = tuple[tuple[str, float, float], ...]
 _GATE_NAMES = {gate: name for name, gate in GATES.items()}
 
 
@@ -52,21 +56,29 @@ class Verdict:
 
 
 def is_plain(spec: Spec) -> bool:
-    """Whether NumPy can judge a spec: fixed intervals of a token's ratio, plain gates, weight w or 1."""
+    """Whether NumPy can judge a spec: fixed regions of single tokens, plain gates, weights that are ratios, capped or not."""
     return all(map(_plain_guard, spec.guards)) and weight_of(spec) is not None
 
 
-def weight_of(spec: Spec) -> str | None:
-    """What multiplies A: the plain ``ratio``, ``one``, or None where it is something else."""
-    if not spec.factors:
-        return "one"
-    (factor, *more) = spec.factors
-    return "ratio" if not more and factor == Factor(Identity()) else None
+def weight_of(spec: Spec) -> Weight | None:
+    """What multiplies A, as (ratio, lowest and highest log-ratio) of each factor; None where it is something else."""
+    found: list[tuple[str, float, float]] = []
+    for factor in spec.factors:
+        plain = factor.scope == "token" and not factor.clipped
+        if plain and isinstance(factor.transform, Identity):
+            found.append((factor.ratio, -math.inf, math.inf))
+        elif plain and isinstance(factor.transform, Cap):
+            low, high = factor.transform.low, factor.transform.high
+            found.append((factor.ratio, math.log(low) if low > 0.0 else -math.inf, math.log(high)))
+        else:
+            return None
+    return tuple(found)
 
 
 def _plain_guard(guard: Guard) -> bool:
-    interval = isinstance(guard.region, Region) and not guard.region.moves and not guard.after
-    return interval and guard.scope == "token" and guard.action in ("zero", "drop") and guard.gate in _GATE_NAMES
+    binary = isinstance(guard.region, Distance) and guard.region.measure in BINARY
+    fixed = (isinstance(guard.region, Region) or binary) and not guard.region.moves and not guard.after
+    return fixed and guard.scope == "token" and guard.action in ("zero", "drop") and guard.gate in _GATE_NAMES
 
 
 def check(spec: Spec, offers: frozenset[str], who: str) -> None:
@@ -87,48 +99,71 @@ def check(spec: Spec, offers: frozenset[str], who: str) -> None:
 
 
 def ratios_of(specs: Sequence[Spec]) -> list[str]:
-    """The ratios that the guards of plain specs compare."""
-    return list(dict.fromkeys(guard.ratio for spec in specs for guard in spec.guards))
+    """The ratios that the guards of plain specs compare and their factors weigh by."""
+    guards = [guard.ratio for spec in specs for guard in spec.guards]
+    return list(dict.fromkeys([*guards, *(factor.ratio for spec in specs for factor in spec.factors)]))
 
 
 @dataclass(frozen=True)
 class Reach:
-    """The log-ratios that are inside for every guard of several specs: outside it, and only there, something is cut."""
+    """Where any guard of several plain specs has a token outside; elsewhere none of them cuts.
+
+    ``bounds``: the log-ratios that are inside all intervals on a ratio. ``distances``: (ratio, region) of binary measures.
+    """
 
     bounds: Mapping[str, tuple[np.float32, np.float32]]
+    distances: tuple[tuple[str, Distance], ...] = ()
 
     @staticmethod
     def of(specs: Sequence[Spec]) -> Reach:
         found: dict[str, tuple[np.float32, np.float32]] = {}
+        distances: dict[tuple[str, Distance], None] = {}
         for guard in (guard for spec in specs for guard in spec.guards):
+            if isinstance(guard.region, Distance):
+                distances[guard.ratio, guard.region] = None
+                continue
             assert isinstance(guard.region, Region)
             low, high = found.get(guard.ratio, (np.float32(-np.inf), np.float32(np.inf)))
             found[guard.ratio] = (
                 max(low, np.float32(guard.region.log_low)),
                 min(high, np.float32(guard.region.log_high)),
             )
-        return Reach(found)
+        return Reach(found, tuple(distances))
 
-    def beyond(self, ratios: Ratios) -> Array:
-        """Which tokens are not inside for every guard, as flags [n]."""
-        found: Array | None = None
+    def sides(self, columns: Columns) -> dict[tuple[str, Distance], Sides]:
+        """Of each binary region, the tokens outside on the low and on the high side, [n] each."""
+        return {key: _far(*key, columns) for key in self.distances}
+
+    def beyond(self, columns: Columns, sides: Mapping[tuple[str, Distance], Sides]) -> Array:
+        """Which tokens are outside for some guard, as flags [n]."""
+        found = np.zeros(len(columns["x"]), bool)
         for ratio, (low, high) in self.bounds.items():
-            x = ratios[ratio]
-            out = (x < low) | (x > high)
-            found = out if found is None else found | out
-        if found is None:
-            return np.zeros(len(next(iter(ratios.values()))), bool)
+            found |= (columns[ratio] < low) | (columns[ratio] > high)
+        for low_side, high_side in sides.values():
+            found |= low_side | high_side
         return found
 
 
-def judge(spec: Spec, ratios: Ratios, advantage: Array) -> Verdict:
+def _far(ratio: str, region: Distance, columns: Columns) -> Sides:
+    x = columns[ratio]
+    logp = columns[f"logp_{ratio.partition('/')[2]}"]
+    distance = binary_divergence(region.measure, x.astype(np.float64), logp.astype(np.float64))
+    below, above = float(region.radius_low), float(region.radius_high)  # type: ignore[arg-type]
+    return (x < 0) & (distance > below), (x >= 0) & (distance > above)
+
+
+def judge(spec: Spec, columns: Columns, sides: Mapping[tuple[str, Distance], Sides]) -> Verdict:
     """The verdict of a plain spec on tokens [n]; a token belongs to the side on which the first guard cut it."""
+    advantage = columns["advantage"]
     nothing = np.zeros(len(advantage), bool)
     low = high = cut_low = cut_high = nothing
     for guard in spec.guards:
-        assert isinstance(guard.region, Region)
-        x = ratios[guard.ratio]
-        below, above = x < np.float32(guard.region.log_low), x > np.float32(guard.region.log_high)
+        x = columns[guard.ratio]
+        if isinstance(guard.region, Distance):
+            below, above = sides[guard.ratio, guard.region]
+        else:
+            assert isinstance(guard.region, Region)
+            below, above = x < np.float32(guard.region.log_low), x > np.float32(guard.region.log_high)
         applies = _applies(_GATE_NAMES[guard.gate], x, advantage)  # type: ignore[index]
         down, up = below & applies, above & applies
         low, high = low | below, high | above
