@@ -81,8 +81,8 @@ def add(sums: Sums, plan: Plan, tokens: Tokens, step: int, general: Mapping[int,
         removed[index] = cut
         _add_spec(per_spec[index], verdict, near["advantage"], mass)
         _add_gradient(per_spec[index], whole, mass[cut], other)
-        for side, flags in enumerate((verdict.removed_low, verdict.removed_high)):
-            sums.cut_probability[index, side] += np.bincount(likely[flags], minlength=sums.cut_probability.shape[2])
+        for side, some in enumerate((verdict.removed_low, verdict.removed_high)):
+            sums.cut_probability[index, side] += np.bincount(likely[some], minlength=sums.cut_probability.shape[2])
         for name, code in codes.items():
             _add_spec_slice(sums.spec_slices[name][index], code, where, verdict, whole)
         if "token_ids" in columns:
@@ -160,7 +160,7 @@ def _whatever(sums: Sums, totals: Array, columns: Mapping[str, Array]) -> dict[W
         _mismatch(totals, columns["y"])
     code = sketch.codes(x)
     code += np.multiply(positive.view(np.int8) + 2 * (advantage < 0).view(np.int8), sketch.BINS, dtype=np.int32)
-    sums.ratios += np.bincount(code, minlength=sums.ratios.size).reshape(sums.ratios.shape)
+    sums.ratios.add(code)
     return {_PLAIN: ratio, (): one}
 
 

@@ -133,6 +133,7 @@ def _of_bundle(bundle: list[Piece], request: Request, whole: bool) -> Sums:
     with np.errstate(all="ignore"):  # what overflows is counted
         for step, tokens in _steps(_read(bundle, plan, request, sums), whole):
             _add_step(sums, plan, step, tokens)
+    sums.settle()
     return sums
 
 

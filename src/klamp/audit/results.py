@@ -66,7 +66,7 @@ def _whole(value: float) -> int:
 def _log(sums: Sums, total: dict[str, float]) -> Row:
     tokens, finite = total["tokens"], total["tokens"] - total["overflow"]
     steps = sums.steps
-    quantiles = sketch.quantiles(sums.ratios.sum(axis=0), SHARES)
+    quantiles = sketch.quantiles(sums.ratios.settled().sum(axis=0), SHARES)
     return {
         "tokens": _whole(tokens),
         "responses": _whole(total["responses"]),
@@ -98,7 +98,7 @@ def _log(sums: Sums, total: dict[str, float]) -> Row:
 
 def _flipped(sums: Sums) -> float | None:
     """Mean of 1/w - 1 + log w, from the sketch: within 1 %."""
-    counts, x = sums.ratios.sum(axis=0), sketch.middles()
+    counts, x = sums.ratios.settled().sum(axis=0), sketch.middles()
     with np.errstate(over="ignore"):
         return _over(float(counts @ MEASURES["k3_flipped"].divergence(x)), float(counts.sum()))
 
@@ -107,7 +107,7 @@ def _histogram(sums: Sums) -> Row:
     """Tokens by log w in equal bins, as in policy/ratio_histogram, the ends open."""
     edges = np.linspace(-HISTOGRAM_LIMIT, HISTOGRAM_LIMIT, HISTOGRAM_BINS + 1)
     inside = np.clip(sketch.middles(), edges[0], edges[-1])
-    counts = np.histogram(inside, edges, weights=sums.ratios.sum(axis=0))[0]
+    counts = np.histogram(inside, edges, weights=sums.ratios.settled().sum(axis=0))[0]
     return {"edges": edges.tolist(), "counts": counts.astype(int).tolist()}
 
 
@@ -169,7 +169,7 @@ def _spec(
         ],
         "slices": {name: _slices(sums, name, index) for name in sums.slices},
         "tokens_cut_most": _top(sums, index, decode),
-        "same_share": calibrated(sums.ratios, removed),
+        "same_share": calibrated(sums.ratios.settled(), removed),
     }  # fmt: skip
 
 

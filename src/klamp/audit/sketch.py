@@ -15,6 +15,32 @@ _LEAST, _MOST = -24, 7  # exponents of 2
 _BASE = (127 + _LEAST) << 7
 SIDE = (_MOST - _LEAST) << 7  # bins to a side, and one for 0
 BINS = 2 * (SIDE + 1)
+_MANY = 1 << 18
+
+
+class Sketch:
+    """Counts [kinds, BINS] of codes that come in small blocks: held, and counted many at a time."""
+
+    def __init__(self, kinds: int) -> None:
+        self.counts = np.zeros((kinds, BINS), np.int64)
+        self._held: list[Array] = []
+        self._waiting = 0
+
+    def add(self, code: Array) -> None:
+        """Codes [n], each with BINS times its kind added."""
+        self._held.append(code)
+        self._waiting += len(code)
+        if self._waiting >= _MANY:
+            self.settled()
+
+    def settled(self) -> Array:
+        """The counts of all that was added."""
+        if self._held:
+            self.counts += np.bincount(np.concatenate(self._held), minlength=self.counts.size).reshape(
+                self.counts.shape
+            )
+            self._held, self._waiting = [], 0
+        return self.counts
 
 
 def codes(x: Array) -> Array:

@@ -73,7 +73,7 @@ class Sums:
     totals: dict[int, Array] = field(default_factory=dict)  # step -> [TOTALS]
     spec_totals: dict[int, Array] = field(default_factory=dict)  # step -> [specs, OF_SPEC]
     both: Array = field(default_factory=lambda: np.zeros((0, 0)))  # tokens that two specs remove
-    ratios: Array = field(default_factory=lambda: np.zeros((SIGNS, sketch.BINS), np.int64))
+    ratios: sketch.Sketch = field(default_factory=lambda: sketch.Sketch(SIGNS))
     slices: dict[str, Array] = field(default_factory=dict)  # [codes, OF_SLICE]
     spec_slices: dict[str, Array] = field(default_factory=dict)  # [specs, codes, OF_SLICE_AND_SPEC]
     cut_probability: Array = field(default_factory=lambda: np.zeros((0, 0, 0)))  # [specs, sides, codes of old_prob]
@@ -100,6 +100,12 @@ class Sums:
             self.spec_totals[step] = np.zeros((self.specs, len(OF_SPEC)))
         return self.totals[step], self.spec_totals[step]
 
+    def settle(self) -> None:
+        """Count what is held, so that little travels between processes."""
+        self.ratios.settled()
+        for counted in (*self.cut_ids, self.seen_ids):
+            counted.settle()
+
     def __iadd__(self, other: Sums) -> Sums:
         for step, totals in other.totals.items():
             mine, specs = self.of_step(step)
@@ -107,7 +113,7 @@ class Sums:
             specs += other.spec_totals[step]
         self.both += other.both
         self.cut_probability += other.cut_probability
-        self.ratios += other.ratios
+        self.ratios.counts += other.ratios.settled()
         for name, value in other.slices.items():
             self.slices[name] += value
             self.spec_slices[name] += other.spec_slices[name]
