@@ -301,6 +301,23 @@ def test_files_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["audit", str(tmp_path), "--html", str(tmp_path / "no" / "x.html")]) == 2
 
 
+def test_a_folder_gives_the_log_that_is_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "tokens", RUN)
+    dump(tmp_path / "metrics.jsonl", [{"step": 1}])
+    (tmp_path / "config.json").write_text("{}")
+    assert audit([str(tmp_path)], SPECS)["log"]["responses"] == len(RUN)
+    dump(tmp_path / "dumps" / "2.jsonl", [LINE | {"step": 2}])
+    dump(tmp_path / "dumps" / "10.jsonl", [LINE | {"step": 10}])
+    (tmp_path / "dumps" / "config.json").write_text("{}")
+    assert audit([str(tmp_path / "dumps")], SPECS)["log"]["responses"] == 2
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "manifest.json").write_text("{}")
+    assert "with --record-tokens" in refused([str(tmp_path / "run")], capsys)
+    if os.getuid():  # root may read everything
+        (tmp_path / "dumps" / "2.jsonl").chmod(0)
+        assert "cannot read" in refused([str(tmp_path / "dumps")], capsys)
+
+
 def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
     log = dump(tmp_path / "x.jsonl", [LINE, LINE | {"logp_new": [-1.0, None]}, LINE])
     found = audit([log], ["grpo"], skip_bad_rows=True)

@@ -115,7 +115,12 @@ def audit(
     request = Request(tuple(dict.fromkeys(specs)), tuple(dict.fromkeys(by)), dict(mapping or {}), skip_bad_rows)
     plan = request.plan()
     folder = _tokenizer(tokenizer, files)
-    sums = collect(files, request, jobs, say)
+    try:
+        sums = collect(files, request, jobs, say)
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename or files[0]}: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise UserError("a response of this log does not fit into memory; is one list the whole file?") from error
     decode = None if folder is None else _decoded(folder, top_ids(sums))
     return results(sums, plan.specs, own, files, decode)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from klamp.audit.tokens import ROLES, Array, Tokens, counted, some
 
-SAMPLE, TOKENS = 64, 1 << 13
+SAMPLE, TOKENS = 64, 1 << 12
 LAGS = (-2, -1, 0, 1, 2)
 FAR = 1.0  # nats: what counts as a tail of old/rollout
 Facts = MutableMapping[str, float]

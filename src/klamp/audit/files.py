@@ -6,7 +6,7 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,17 +84,7 @@ def pieces(names: Sequence[str], given: Mapping[str, str], whole: bool = False) 
 def _files(name: str) -> list[str]:
     path = Path(name)
     if path.is_dir():
-        found = [
-            one for one in _sorted(path.rglob("*")) if Path(one).suffix.lower() in KINDS and not _hidden(one, path)
-        ]
-        inner = path / "tokens"
-        if inner.is_dir() and any(inner.glob("part-*.parquet")):  # a run: its metrics are no token log
-            found = _sorted(inner.glob("part-*.parquet"))
-        if not found:
-            raise UserError(
-                f"{path} holds no token log ({_ENDINGS}); a run of klamp train writes one with --record-tokens"
-            )
-        return found
+        return _inside(path)
     if path.exists():
         return [name]
     matches = _sorted(Path(one) for one in glob.glob(name, recursive=True))
@@ -103,7 +93,21 @@ def _files(name: str) -> list[str]:
     return [one for match in matches for one in (_files(match) if Path(match).is_dir() else [match])]
 
 
-def _sorted(paths: Iterator[Path]) -> list[str]:
+def _inside(path: Path) -> list[str]:
+    """The token log in a folder: of a run of ours its records, else its files of one kind, Parquet first."""
+    records = path / "tokens" if (path / "tokens").is_dir() else path
+    found = _sorted(records.glob("part-*.parquet"))
+    if not found and (path / "manifest.json").exists():
+        raise UserError(f"{path} is a run without token records; klamp train writes them with --record-tokens")
+    every = [one for one in _sorted(path.rglob("*")) if not _hidden(one, path)]
+    for endings in ((".parquet",), (".jsonl", ".ndjson"), (".csv", ".tsv"), (".json",)):
+        found = found or [one for one in every if Path(one).suffix.lower() in endings]
+    if not found:
+        raise UserError(f"{path} holds no token log ({_ENDINGS}); a run of klamp train writes one with --record-tokens")
+    return found
+
+
+def _sorted(paths: Iterable[Path]) -> list[str]:
     """By name, numbers by their size: step_2 before step_10."""
 
     def key(path: str) -> list[tuple[int, int | str]]:
