@@ -32,6 +32,9 @@ OWN = (
     "guard(ratio_low=0.9, ratio_high=1.1) + factor()", "guard(ratio_high=1.05, gate='negative') + guard(ratio_low=0.9)",
     "guard(measure='tv', radius=0.05, gate='always')", "guard(measure='k3', radius=0.002, ratio='new/rollout')",
     "guard(measure='js', radius=0.01, gate='positive', ratio='old/rollout', action='drop') + factor()", "guard(measure='k2', radius=0.0) + factor()",
+    "guard(measure='k3', radius=linear(0.001, 0.1, 4)) + factor()", "guard(measure='k3', radius=scaled(0.01)) + factor()",
+    "guard(measure='binary_kl_new_old', radius=0.03, gate='always') + factor(transform=cap(low=0.5, high=1.5), ratio='new/rollout')",
+    "guard(measure='binary_tv', radius_low=0.02, radius_high=0.1, ratio='new/rollout')",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -131,36 +132,52 @@ def _of_bundle(bundle: list[Piece], request: Request, whole: bool) -> Sums:
     plan = request.plan()
     sums = Sums(len(plan.specs), plan.by)
     with np.errstate(all="ignore"):  # what overflows is counted
-        for step, tokens in _steps(_read(bundle, plan, request, sums), whole):
+        for step, tokens in (_whole if whole else _as_they_come)(bundle, plan, request, sums):
             _add_step(sums, plan, step, tokens)
     sums.settle()
     return sums
 
 
-def _read(bundle: Sequence[Piece], plan: Plan, request: Request, sums: Sums) -> Iterator[Tokens]:
-    """The responses of a bundle, checked, as the specs need them, with their evidence taken."""
-    needs = frozenset().union(
-        *(Spec(spec.guards, spec.factors).needs for spec in plan.specs), *(_needs(name) for name in plan.by)
-    )
-    wanted = frozenset({"group", "prompt_id", "reward", "length", "logp_rollout", "entropy", "token_ids"}) | needs
+def _as_they_come(bundle: list[Piece], plan: Plan, request: Request, sums: Sums) -> Iterator[tuple[int, Tokens]]:
     for piece in bundle:
-        naming = piece.naming
-        sums.kinds[naming.kind] = None
-        sums.notes |= dict.fromkeys(naming.notes)
-        for part in piece.read(wanted):
-            tokens, skipped = checked(part, request.skip_bad_rows)
-            sums.facts["skipped"] += skipped
-            evidence.gather(sums.facts, tokens)
-            for spec in plan.specs:
-                verdicts.check(spec, tokens.offers, tokens.origin)
-            for name in plan.by:
-                lacking = _needs(name) - tokens.offers - ({"token_ids"} if tokens.token_ids is not None else set())
-                if lacking:
-                    raise UserError(f"--by {name} needs {', '.join(lacking)}, which {tokens.origin} does not have")
-            if "logp_rollout" in needs and tokens.missing is not None and tokens.missing.any():
-                sums.facts["excluded"] += int(tokens.missing.sum())
-                tokens = tokens.take(np.flatnonzero(~tokens.missing))
-            yield tokens
+        for part in _read(piece, plan, request, sums):
+            yield from part.runs()
+
+
+def _whole(bundle: list[Piece], plan: Plan, request: Request, sums: Sums) -> Iterator[tuple[int, Tokens]]:
+    """Each step once, with all its responses, as soon as the last piece that holds some of them is read."""
+    held: dict[int, list[Tokens]] = {}
+    left = Counter(step for piece in bundle for step in piece.steps().tolist())
+    for piece in bundle:
+        for part in _read(piece, plan, request, sums):
+            for step, tokens in part.runs():
+                held.setdefault(step, []).append(tokens)
+        for step in piece.steps().tolist():
+            left[step] -= 1
+            if not left[step] and step in held:
+                yield step, join(held.pop(step))
+
+
+def _read(piece: Piece, plan: Plan, request: Request, sums: Sums) -> Iterator[Tokens]:
+    """The responses of a piece, checked, as the specs need them, with their evidence taken."""
+    needs = frozenset().union(*(Spec(spec.guards, spec.factors).needs for spec in plan.specs), *map(_needs, plan.by))
+    wanted = frozenset({"group", "prompt_id", "reward", "length", "logp_rollout", "entropy", "token_ids"}) | needs
+    sums.kinds[piece.naming.kind] = None
+    sums.notes |= dict.fromkeys(piece.naming.notes)
+    for part in piece.read(wanted):
+        tokens, skipped = checked(part, request.skip_bad_rows)
+        sums.facts["skipped"] += skipped
+        evidence.gather(sums.facts, tokens)
+        for spec in plan.specs:
+            verdicts.check(spec, tokens.offers, tokens.origin)
+        for name in plan.by:
+            lacking = _needs(name) - tokens.offers - ({"token_ids"} if tokens.token_ids is not None else set())
+            if lacking:
+                raise UserError(f"--by {name} needs {', '.join(lacking)}, which {tokens.origin} does not have")
+        if "logp_rollout" in needs and tokens.missing is not None and tokens.missing.any():
+            sums.facts["excluded"] += int(tokens.missing.sum())
+            tokens = tokens.take(np.flatnonzero(~tokens.missing))
+        yield tokens
 
 
 def _needs(by: str) -> frozenset[str]:
@@ -168,20 +185,6 @@ def _needs(by: str) -> frozenset[str]:
         return frozenset({"token_ids"})
     needs = DIMENSIONS[by].needs if by in DIMENSIONS else None
     return frozenset() if needs is None else frozenset({needs})
-
-
-def _steps(parts: Iterator[Tokens], whole: bool) -> Iterator[tuple[int, Tokens]]:
-    """Responses by step: as they come, or each step once and whole."""
-    if not whole:
-        for part in parts:
-            yield from part.runs()
-        return
-    held: dict[int, list[Tokens]] = {}
-    for part in parts:
-        for step, tokens in part.runs():
-            held.setdefault(step, []).append(tokens)
-    for step, several in sorted(held.items()):
-        yield step, join(several)
 
 
 def _add_step(sums: Sums, plan: Plan, step: int, tokens: Tokens) -> None:
