@@ -87,7 +87,9 @@ def softmaxes(random: np.random.Generator, n: int) -> np.ndarray:
     return -np.sort(-logp, axis=1)
 
 
-def sampled(random: np.random.Generator, row: dict[str, Any], change: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
+def sampled(
+    random: np.random.Generator, row: dict[str, Any], change: Callable[[np.ndarray], np.ndarray]
+) -> dict[str, Any]:
     """A response sampled from a changed policy; the trainer's log-probs are those of the unchanged one."""
     logp = softmaxes(random, len(row["mask"]))
     theirs = change(logp)
@@ -101,11 +103,11 @@ def sampled(random: np.random.Generator, row: dict[str, Any], change: Callable[[
             "entropy": (-(np.exp(logp) * logp).sum(1)).tolist()}  # fmt: skip
 
 
-def temperature() -> Rows:
-    def colder(logp: np.ndarray) -> np.ndarray:
-        return logp / 0.6 - np.log(np.exp(logp / 0.6).sum(1, keepdims=True))
+def temperature(degree: float) -> Rows:
+    def heated(logp: np.ndarray) -> np.ndarray:
+        return logp / degree - np.log(np.exp(logp / degree).sum(1, keepdims=True))
 
-    return each(clean(), lambda random, row: sampled(random, row, colder))
+    return each(clean(), lambda random, row: sampled(random, row, heated))
 
 
 def top_p(share: float) -> Rows:
@@ -115,6 +117,13 @@ def top_p(share: float) -> Rows:
         return np.where(kept, logp - np.log((p * kept).sum(1, keepdims=True)), -np.inf)
 
     return each(clean(), lambda random, row: sampled(random, row, nucleus))
+
+
+def top_k() -> Rows:
+    def first(logp: np.ndarray) -> np.ndarray:
+        return np.where(np.arange(logp.shape[1]) < 5, logp - np.log(np.exp(logp[:, :5]).sum(1, keepdims=True)), -np.inf)
+
+    return each(clean(), lambda random, row: sampled(random, row, first))
 
 
 def tails() -> Rows:
@@ -136,7 +145,11 @@ def noise() -> Rows:
     """Two forward passes in half precision that do not agree."""
 
     def jitter(random: np.random.Generator, row: dict[str, Any]) -> dict[str, Any]:
-        return {"logp_new": np.minimum(np.array(row["logp_new"]) + 0.09 * random.standard_normal(len(row["mask"])), -1e-6).tolist()}
+        return {
+            "logp_new": np.minimum(
+                np.array(row["logp_new"]) + 0.09 * random.standard_normal(len(row["mask"])), -1e-6
+            ).tolist()
+        }
 
     return each(clean(), jitter)
 
@@ -150,11 +163,15 @@ def drifting() -> Rows:
 
 
 def fading(factor: float) -> Rows:
-    return each(clean(), lambda random, row: {"entropy": [value * factor ** (row["step"] / 15) for value in row["entropy"]]})
+    return each(
+        clean(), lambda random, row: {"entropy": [value * factor ** (row["step"] / 15) for value in row["entropy"]]}
+    )
 
 
 def longer() -> Rows:
-    return each(clean(), lambda random, row: {"reward": 0.02 * len(row["mask"]) + 0.05 * float(random.standard_normal())})
+    return each(
+        clean(), lambda random, row: {"reward": 0.02 * len(row["mask"]) + 0.05 * float(random.standard_normal())}
+    )
 
 
 FAULTS: dict[str, tuple[Callable[[], Rows], set[str]]] = {
@@ -164,7 +181,11 @@ FAULTS: dict[str, tuple[Callable[[], Rows], set[str]]] = {
     "bfloat16": (grid, {"grid"}),
     "float16": (half, {"grid"}),
     "one token off": (shifted, {"shift"}),
-    "another temperature": (temperature, {"temperature"}),
+    "temperature 0.6": (lambda: temperature(0.6), {"temperature"}),
+    "temperature 0.9": (lambda: temperature(0.9), {"temperature"}),
+    "temperature 1.5": (lambda: temperature(1.5), {"temperature"}),
+    "top-k 5": (top_k, {"offset"}),
+    "top-p 0.95": (lambda: top_p(0.95), {"offset"}),
     "top-p 0.9": (lambda: top_p(0.9), {"offset"}),
     "top-p 0.8": (lambda: top_p(0.8), {"offset"}),
     "heavy tails": (tails, {"tails"}),

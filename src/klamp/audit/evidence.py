@@ -14,6 +14,7 @@ from klamp.audit.tokens import ROLES, Array, Tokens, counted, some
 
 SAMPLE, TOKENS = 64, 1 << 12
 LAGS = (-2, -1, 0, 1, 2)
+OFF = 0.02  # nats: what counts as off, of old/rollout
 FAR = 1.0  # nats: what counts as a tail of old/rollout
 Facts = MutableMapping[str, float]
 
@@ -115,7 +116,7 @@ def _mismatch(facts: Facts, tokens: Tokens, logp: Array) -> None:
     size = np.abs(y)
     _pair(facts, "sampler", ours, theirs)
     for name, value in (
-        ("y_n", len(y)), ("y_sum", y.sum()), ("y_square", y @ y), ("y_abs", size.sum()), ("y_below", (y < 0).sum()),
+        ("y_n", len(y)), ("y_sum", y.sum()), ("y_square", y @ y), ("y_abs", size.sum()), ("y_off", (size > OFF).sum()), ("y_off_below", (y < -OFF).sum()),
         ("y_far", (size > FAR).sum()), ("y_far_abs", size[size > FAR].sum()),
     ):  # fmt: skip
         facts[name] += float(value)

@@ -158,16 +158,11 @@ def shift(case: Case) -> list[Finding]:
 # --- sampler against trainer ----------------------------------------------------------------------------------
 
 
-def _slope(case: Case) -> tuple[float, float]:
-    """(slope of the sampler's log-probs over the trainer's, their correlation)."""
-    n = case.fact("sampler_n")
-    a, b = case.fact("sampler_a") / n, case.fact("sampler_b") / n
-    aa, bb, ab = (
-        case.fact("sampler_aa") / n - a * a,
-        case.fact("sampler_bb") / n - b * b,
-        case.fact("sampler_ab") / n - a * b,
-    )
-    return (ab / aa, ab / math.sqrt(aa * bb)) if aa > 1e-9 and bb > 1e-9 else (1.0, 0.0)
+def _moments(case: Case, name: str) -> tuple[float, float, float]:
+    """(variance of a, variance of b, covariance) of a pair of facts."""
+    n = case.fact(f"{name}_n")
+    a, b = case.fact(f"{name}_a") / n, case.fact(f"{name}_b") / n
+    return case.fact(f"{name}_aa") / n - a * a, case.fact(f"{name}_bb") / n - b * b, case.fact(f"{name}_ab") / n - a * b
 
 
 def mismatch(case: Case) -> list[Finding]:
@@ -178,21 +173,25 @@ def mismatch(case: Case) -> list[Finding]:
     found = []
     mean = case.fact("y_sum") / n
     spread = math.sqrt(max(case.fact("y_square") / n - mean * mean, 0.0))
-    slope, correlation = _slope(case)
-    below = case.share("y_below", "y_n")
-    tails = case.share("y_far_abs", "y_abs")
-    if abs(slope - 1.0) > limits.slope and correlation > 0.8:
+    below, tails = case.share("y_off_below", "y_off"), case.share("y_far_abs", "y_abs")
+    ours, _, both = _moments(case, "sampler")
+    size = math.sqrt(max(ours, 0.0)) * spread
+    correlation = (ours - both) / size if size > 1e-9 else 0.0  # of y = ours - theirs with ours
+    if case.share("y_off", "y_n") >= limits.offset_share and max(below, 1.0 - below) >= limits.one_sided:
         found.append(Finding(
-            "temperature", "sampler and trainer use different temperatures",
-            f"the sampler's log-probs rise {slope:.3g} times as fast as the trainer's (correlation {correlation:.3f}, {n:,.0f} tokens looked at)",
-            "divide the trainer's logits by the sampling temperature, or log the sampler's log-probs before its temperature",
-        ))  # fmt: skip
-    elif abs(mean) > limits.offset and max(below, 1.0 - below) > limits.one_sided and tails <= limits.tails:
-        found.append(Finding(
-            "offset", "the sampler's probabilities are those of a truncated vocabulary" if mean < 0 else "the sampler's probabilities are too small by a constant",
-            f"log(old/rollout) is {mean:+.4f} nats on average (a factor of {math.exp(mean):.3f}), spread {spread:.3f}, on one side in {_percent(max(below, 1 - below))} of {n:,.0f} tokens",
+            "offset", "the sampler's probabilities are those of a truncated vocabulary" if mean < 0 else "the sampler's probabilities are too small",
+            f"log(old/rollout) is {mean:+.4f} nats on average (a factor of {math.exp(max(mean, -700.0)):.3f}), spread {spread:.3f}; of the tokens that are off "
+            f"{_percent(max(below, 1 - below))} are so on one side ({n:,.0f} looked at)",
             "top-p, top-k or min-p make the sampler renormalise: train with top_p=1 and top_k off, or log the mass that it kept" if mean < 0 else
             "look for a factor on the sampler's side: a penalty, a logit bias, another vocabulary",
+        ))  # fmt: skip
+    elif spread >= limits.spread and abs(correlation) >= limits.temperature and tails <= limits.tails:
+        found.append(Finding(
+            "temperature", f"the sampler is {'sharper' if correlation < 0 else 'flatter'} than the trainer's policy: another temperature",
+            f"log(old/rollout) goes with log p_old (correlation {correlation:+.2f}, spread {spread:.3f} nats, {n:,.0f} tokens looked at); the sampler's log-probs "
+            f"rise {both / ours:.3g} times as fast",
+            "divide the trainer's logits by the sampling temperature, or log the sampler's log-probs before its temperature; a sampler that is many updates "
+            "old looks alike",
         ))  # fmt: skip
     if case.fact("y_far") >= 3 and tails > limits.tails and case.share("y_far", "y_n") < 0.05:
         found.append(Finding(
@@ -329,17 +328,12 @@ def length(case: Case) -> list[Finding]:
     n = case.fact("length_n")
     if n < case.limits.least:
         return []
-    a, b = case.fact("length_a") / n, case.fact("length_b") / n
-    aa, bb, ab = (
-        case.fact("length_aa") / n - a * a,
-        case.fact("length_bb") / n - b * b,
-        case.fact("length_ab") / n - a * b,
-    )
+    aa, bb, ab = _moments(case, "length")
     if aa < 1e-9 or bb < 1e-9 or abs(r := ab / math.sqrt(aa * bb)) < case.limits.length:
         return []
     return [Finding(
         "length", "longer responses get " + ("more" if r > 0 else "less") + " reward",
-        f"correlation of length and reward {r:+.2f} over {n:,.0f} responses; mean length {a:,.0f} tokens",
+        f"correlation of length and reward {r:+.2f} over {n:,.0f} responses; mean length {case.fact('length_a') / n:,.0f} tokens",
         "see whether the length is what is learned: truncated responses that fail, or a reward that counts words; a mean over responses (dr_grpo, "
         "sequence_sum) takes the length out of the weights",
     )]  # fmt: skip

@@ -82,7 +82,7 @@ def _header(found: Row) -> str:
     sentences = "".join(f"<li>{text(main_sentence(spec))}</li>" for spec in found["specs"])
     return (
         f'<header><p class="eyebrow">Klamp audit</p><h1><code>{text(_title(found))}</code></h1>'
-        f'<p class="lede">What each constraint would have done to the tokens of this log, which nothing else about the run was changed for.</p>'
+        f'<p class="lede">What each constraint would have cut of these logged tokens, and what is wrong with the log.</p>'
         f'<div class="tiles">{tiles}</div><ul class="main">{sentences}</ul></header>'
     )
 
