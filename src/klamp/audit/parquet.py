@@ -60,12 +60,13 @@ def steps(path: str, which: tuple[int, ...], names: Naming) -> Array:
         return np.zeros(1, np.int64)
     with _opened(path) as file:
         column = file.read_row_groups(list(which), columns=[names.columns["step"]])[0]
-        return np.unique(column.to_numpy())
+        return np.unique(np.concatenate([_numbers(path, "step", chunk) for chunk in column.chunks]))
 
 
 def read(path: str, which: tuple[int, ...], names: Naming, wanted: frozenset[str]) -> Iterator[Tokens]:
     """The responses of some row groups, some at a time."""
     ours = [name for name in (*ALWAYS, *sorted(wanted)) if name in names.columns]
+    ours = [name for name in ours if name != "prompt_id" or "group" not in ours]
     theirs = [names.columns[name] for name in ours]
     first = 0
     with _opened(path) as file:
@@ -109,11 +110,13 @@ def _column(path: str, name: str, column: pa.Array) -> tuple[Array | None, Array
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     kind = column.type
-    null = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+    null = _flags(column.is_null()) if column.null_count else None
     if pa.types.is_null(kind) or column.null_count == len(column) > 0:
         return None, None, null
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        fixed = pa.types.is_fixed_size_list(kind)
+        lengths = np.full(len(column), kind.list_size) if fixed else np.diff(np.from_dlpack(column.offsets))
+        lengths = (lengths if null is None else np.where(null, 0, lengths)).astype(np.int64)
         return _numbers(path, name, column.flatten()), lengths, null
     if name in PER_TOKEN and name not in ("advantage",):
         raise UserError(f"{path}: {name} is of type {kind}; needed a list of numbers to each response")
@@ -121,18 +124,27 @@ def _column(path: str, name: str, column: pa.Array) -> tuple[Array | None, Array
 
 
 def _numbers(path: str, name: str, values: pa.Array) -> Array:
+    """A NumPy array of numbers, where it can be the memory that Arrow read; null is NaN, of a flag an error."""
     import pyarrow as pa
 
     kind = values.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         if name in ("prompt_id", "group"):
-            coded = values.dictionary_encode()  # the same text is the same number in every batch and file
+            coded = values.dictionary_encode("encode")  # the same text is the same number in every batch and file
             hashed = np.array([zlib.crc32(str(one).encode()) for one in coded.dictionary.to_pylist()] or [0], np.int64)
-            found: Array = hashed[coded.indices.fill_null(0).to_numpy(zero_copy_only=False)]
+            found: Array = hashed[np.from_dlpack(coded.indices)]
             return found
-    elif pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        plain: Array = values.to_numpy(zero_copy_only=False)
-        return plain
+    elif pa.types.is_boolean(kind) and not values.null_count:
+        return _flags(values)
+    elif pa.types.is_floating(kind) or pa.types.is_integer(kind):
+        plain = values.cast(pa.float64()).fill_null(np.nan) if values.null_count else values
+        return np.from_dlpack(plain)  # to_numpy would load pandas
     elif pa.types.is_null(kind):
         return np.full(len(values), np.nan, np.float32)
     raise UserError(f"{path}: {name} is of type {kind}; needed numbers, for lists of them a number to each token")
+
+
+def _flags(values: pa.Array) -> Array:
+    """Booleans, which Arrow packs into bits."""
+    bits = np.frombuffer(values.buffers()[1], np.uint8)
+    return np.unpackbits(bits, count=values.offset + len(values), bitorder="little")[values.offset :].view(bool)
