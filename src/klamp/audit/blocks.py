@@ -21,7 +21,7 @@ from klamp.audit.verdicts import Reach, Verdict, Weight, is_plain, judge, ratios
 from klamp.spec import Spec
 
 _PLAIN: Weight = (("new/old", -math.inf, math.inf),)
-TOKENS = 1 << 14  # of a block: its columns stay in the cache, and none is so large that each takes new pages of memory
+TOKENS = 1 << 16  # of a block: few enough to stay near the cache, so many that a call of NumPy costs little for each
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from klamp.records import SCHEMA_KEY, SCHEMA_VERSION
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TOKENS = 1 << 18  # of one batch, about: 1 MiB of each column; more of it is slower
+TOKENS = 1 << 19  # of one batch, about: 2 MiB of each column; more of it is slower
 ALWAYS = ("step", "row", "logp_new", "logp_old", "advantage", "mask")
 
 

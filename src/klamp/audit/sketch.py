@@ -19,28 +19,36 @@ _MANY = 1 << 18
 
 
 class Sketch:
-    """Counts [kinds, BINS] of codes that come in small blocks: held, and counted many at a time."""
+    """Counts [kinds, BINS] of codes that come in small blocks: copied into one place, and counted many at a time."""
 
     def __init__(self, kinds: int) -> None:
         self.counts = np.zeros((kinds, BINS), np.int64)
-        self._held: list[Array] = []
-        self._waiting = 0
+        self._codes = np.empty(_MANY, np.int64)
+        self._used = 0
 
     def add(self, code: Array) -> None:
         """Codes [n], each with BINS times its kind added."""
-        self._held.append(code)
-        self._waiting += len(code)
-        if self._waiting >= _MANY:
+        if self._used + len(code) > len(self._codes):
             self.settled()
+        if len(code) > len(self._codes):  # one long response
+            self._codes = np.empty(len(code), np.int64)
+        self._codes[self._used : self._used + len(code)] = code
+        self._used += len(code)
 
     def settled(self) -> Array:
         """The counts of all that was added."""
-        if self._held:
-            self.counts += np.bincount(np.concatenate(self._held), minlength=self.counts.size).reshape(
-                self.counts.shape
-            )
-            self._held, self._waiting = [], 0
+        if self._used:
+            found = np.bincount(self._codes[: self._used], minlength=self.counts.size)
+            self.counts += found.reshape(self.counts.shape)
+            self._used = 0
         return self.counts
+
+    def __getstate__(self) -> Array:
+        return self.settled()
+
+    def __setstate__(self, counts: Array) -> None:
+        self.__init__(len(counts))  # type: ignore[misc]
+        self.counts = counts
 
 
 def codes(x: Array) -> Array:

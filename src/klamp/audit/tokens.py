@@ -14,7 +14,8 @@ from klamp.errors import UserError
 
 Array = NDArray[Any]
 
-PER_ROW = ("step", "group", "row", "reward", "length")
+_OF_ROWS = ("step", "group", "row", "reward", "length", "missing")
+_OF_TOKENS = ("logp_new", "logp_old", "logp_rollout", "logp_ref", "advantage", "mask", "entropy", "token_ids")
 ROLES = ("new", "old", "rollout", "ref")
 
 
@@ -83,12 +84,9 @@ class Tokens:
         return self._each(lambda one: one[rows], lambda one: one[index], offsets, self.first)
 
     def _each(self, of_row: Any, of_token: Any, offsets: Array, first: int) -> Tokens:
-        changed: dict[str, Any] = {"offsets": offsets, "first": first}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, np.ndarray) and item.name != "offsets":
-                changed[item.name] = of_row(value) if item.name in (*PER_ROW, "missing") else of_token(value)
-        return replace(self, **changed)
+        rows = {name: of_row(value) for name in _OF_ROWS if (value := getattr(self, name)) is not None}
+        tokens = {name: of_token(value) for name in _OF_TOKENS if (value := getattr(self, name)) is not None}
+        return Tokens(offsets, origin=self.origin, first=first, **rows, **tokens)
 
     def runs(self) -> Iterator[tuple[int, Tokens]]:
         """(step, its responses), one by one; responses that lie in another order are put in order first."""
