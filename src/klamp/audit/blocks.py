@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from klamp.audit import sketch
+from klamp.audit import evidence, sketch
 from klamp.audit.general import Judged
 from klamp.audit.slices import DIMENSIONS
 from klamp.audit.sums import S, Sums, T
@@ -57,6 +57,7 @@ def add(sums: Sums, plan: Plan, tokens: Tokens, step: int, general: Mapping[int,
     columns = _columns(tokens, plan)
     if not len(columns["x"]):
         return
+    evidence.positive(sums.facts, columns)
     totals, per_spec = sums.of_step(step)
     masses = _masses(plan, columns, _whatever(sums, totals, columns))
     codes = {name: DIMENSIONS[name].codes(columns) for name in sums.slices}

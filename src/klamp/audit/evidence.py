@@ -6,7 +6,7 @@ spaced, are looked at token by token: at most ``SAMPLE``, and about as many as h
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 import numpy as np
 
@@ -24,7 +24,6 @@ def gather(facts: Facts, tokens: Tokens) -> None:
     if not tokens.responses:
         return
     _responses(facts, tokens)
-    _positive(facts, tokens)
     count = min(SAMPLE, max(TOKENS * tokens.responses // max(tokens.size, 1), 1))
     few = tokens
     if tokens.responses > count:
@@ -59,24 +58,23 @@ def _responses(facts: Facts, tokens: Tokens) -> None:
 def _groups(facts: Facts, tokens: Tokens, filled: Array, signal: Array) -> None:
     """Groups of at least two responses in one part of a file, and those whose advantages are all 0."""
     assert tokens.group is not None
-    keys = np.stack([tokens.step, tokens.group], axis=1)[filled]
-    if not len(keys):
+    group, count = np.unique(tokens.group[filled], return_inverse=True)[1], int(filled.sum())
+    if not count:
         return
-    _, index, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-    live = np.bincount(index.reshape(-1), signal[filled], len(counts)) > 0
+    _, index, counts = np.unique(tokens.step[filled] * count + group, return_inverse=True, return_counts=True)
+    live = np.bincount(index, signal[filled], len(counts)) > 0
     facts["groups"] += int((counts > 1).sum())
     facts["groups_tied"] += int(((counts > 1) & ~live).sum())
 
 
-def _positive(facts: Facts, tokens: Tokens) -> None:
-    """Log-probs above 0: probabilities above 1."""
+def positive(facts: Facts, columns: Mapping[str, Array]) -> None:
+    """Log-probs above 0, probabilities above 1, among the unmasked tokens of a block."""
     for role in ROLES:
-        value = getattr(tokens, f"logp_{role}")
-        if value is None or not len(value) or not np.fmax.reduce(value) > 0.0:  # fmax passes over what is missing
-            continue
-        above = (value > 0.0) & tokens.mask
-        facts[f"positive_{role}"] += int(above.sum())
-        facts[f"positive_{role}_max"] = max(facts[f"positive_{role}_max"], float(value[above].max(initial=0.0)))
+        value = columns.get(f"logp_{role}")
+        if value is not None and np.fmax.reduce(value, initial=0.0) > 0.0:  # fmax passes over what is missing
+            above = value > 0.0
+            facts[f"positive_{role}"] += int(above.sum())
+            facts[f"positive_{role}_max"] = max(facts[f"positive_{role}_max"], float(value[above].max()))
 
 
 def _grids(facts: Facts, tokens: Tokens) -> None:
