@@ -64,7 +64,7 @@ def add(sums: Sums, plan: Plan, tokens: Tokens, step: int, general: Mapping[int,
     for name, code in codes.items():
         _add_slice(sums.slices[name], code, columns["advantage"])
     if "token" in plan.by:
-        sums.seen_ids.add(columns["token_ids"].astype(np.int64), masses[()])
+        sums.seen_ids.add(columns["token_ids"], masses[()])
     sides = plan.reach.sides(columns)
     flags = plan.reach.beyond(columns, sides)
     for judged in general.values():
@@ -87,7 +87,7 @@ def add(sums: Sums, plan: Plan, tokens: Tokens, step: int, general: Mapping[int,
         for name, code in codes.items():
             _add_spec_slice(sums.spec_slices[name][index], code, where, verdict, whole)
         if "token_ids" in columns:
-            sums.cut_ids[index].add(columns["token_ids"][where][cut].astype(np.int64), mass[cut])
+            sums.cut_ids[index].add(columns["token_ids"][where[cut]], mass[cut])
     sums.both += removed @ removed.T
 
 

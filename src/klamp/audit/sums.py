@@ -26,7 +26,7 @@ OF_SLICE_AND_SPEC = ("outside", "low", "high", "removed_mass", "mass")
 T = {name: index for index, name in enumerate(TOTALS)}
 S = {name: index for index, name in enumerate(OF_SPEC)}
 SIGNS = 3  # A = 0, A > 0, A < 0
-_PENDING = 1 << 18
+_PENDING, _DENSE = 1 << 19, 1 << 22
 
 
 @dataclass
@@ -53,8 +53,13 @@ class Counted:
             return
         ids = np.concatenate([self.ids, *(one for one, _ in self.held)])
         sums = np.concatenate([self.sums, *(one for _, one in self.held)])
-        self.ids, index = np.unique(ids, return_inverse=True)
-        self.sums = np.stack([np.bincount(index, sums[:, k], len(self.ids)) for k in range(2)], axis=1)
+        if ids.max() < _DENSE:  # as of any vocabulary: no sort
+            whole = np.stack([np.bincount(ids, sums[:, k]) for k in range(2)], axis=1)
+            self.ids = np.flatnonzero(whole[:, 0])
+            self.sums = whole[self.ids]
+        else:
+            self.ids, index = np.unique(ids, return_inverse=True)
+            self.sums = np.stack([np.bincount(index, sums[:, k], len(self.ids)) for k in range(2)], axis=1)
         self.held, self.waiting = [], 0
 
     def __iadd__(self, other: Counted) -> Counted:
