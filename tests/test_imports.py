@@ -17,7 +17,7 @@ penalties aggregates spec language presets explain export table
 scopes batch stats survey fold tally advantages exploration objective testing kernels
 records diff charts report
 lab atlas plot
-statistics worker answers rewards data tasks train evaluate compare bridges
+statistics worker answers rewards data tasks train evaluate compare audit bridges
 cli __main__
 """
 ORDER = ROOMS.split()

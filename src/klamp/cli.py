@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from klamp.audit import command as auditing
 from klamp.compare import options as comparison
 from klamp.data import options as data_options
 from klamp.errors import UserError
@@ -38,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(verbs)
     evaluation.add_parser(verbs)
     comparison.add_parser(verbs)
+    auditing.add_parser(verbs)
     explain = verbs.add_parser("explain", help="what a spec is: equation, region, coordinates, needs, sources")
     explain.add_argument("spec", help="for example 'atr_grpo(delta=0.02) + sequence_mask(high=3.0)'")
     explain.add_argument("--json", action="store_true", help="as JSON")
@@ -383,6 +385,10 @@ def _compare(arguments: argparse.Namespace, rest: list[str]) -> int:
     return run(arguments, rest, _read_config(arguments.config) if arguments.config else {})
 
 
+def _audit(arguments: argparse.Namespace, rest: list[str]) -> int:
+    return auditing.run(arguments)
+
+
 def _lab(arguments: argparse.Namespace, rest: list[str]) -> int:
     return lab.run(arguments)
 
@@ -391,6 +397,7 @@ _VERBS = {
     "train": _train,
     "eval": _eval,
     "compare": _compare,
+    "audit": _audit,
     "explain": _explain,
     "presets": _presets,
     "diff": _diff,

@@ -1,8 +1,4 @@
-"""Token records: what the policy term did to each completion at each optimizer step, in Parquet.
-
-A run writes `tokens/part-000000.parquet`, `part-000001.parquet`, ...; every part is complete from the moment
-it has its name, so a killed run leaves only readable files. `docs/records.md` describes the columns.
-"""
+"""The files of token records: their schema, a writer that leaves only whole parts, and a reader."""
 
 from __future__ import annotations
 
@@ -164,8 +160,12 @@ class RecordWriter:
             table = pa.Table.from_pylist(kept, schema=arrow_schema())
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             raise UserError(f"token records do not fit the schema: {error}; see docs/records.md") from error
-        self._buffer.append(table)
         self.sampled_out += dropped
+        self.append(table)
+
+    def append(self, table: pa.Table) -> None:
+        """Buffer records that have the schema already; what `selects` leaves out is the caller's affair."""
+        self._buffer.append(table)
         if sum(table.num_rows for table in self._buffer) >= self.rows_per_part:
             self.flush()
 
