@@ -232,7 +232,9 @@ def test_adapters_of_the_head_learn_through_the_sum_of_both() -> None:
     """LoRA on the output matrix: the weight given is W + B A, and the gradient goes on to B and A."""
     hidden, weight, ids, bias = parts(9, 6, 40)
     draw = torch.Generator().manual_seed(0)
-    down, up = (torch.randn(*shape, generator=draw, dtype=torch.float64).requires_grad_() for shape in ((2, 7), (40, 2)))
+    down, up = (
+        torch.randn(*shape, generator=draw, dtype=torch.float64).requires_grad_() for shape in ((2, 7), (40, 2))
+    )
     found = token_logprobs(hidden, weight + up @ down, ids, bias).logp.sum()
     wanted = plain(hidden, weight + up @ down, ids, bias, {})[0].sum()
     for got, want in zip(*(torch.autograd.grad(total, [down, up]) for total in (found, wanted)), strict=True):
