@@ -16,7 +16,7 @@ from torch import Tensor
 
 from klamp.errors import UserError
 
-TOKENS, WORDS = 512, 1024  # of a block on a CPU: 2 MiB in float32
+TOKENS, WORDS = 1024, 1024  # of a block on a CPU: 4 MiB in float32
 STRIP = 64  # tokens of a block that are worked on at once: several such strips fit a core's cache
 CUDA_TOKENS, CUDA_WORDS = 4096, 8192  # on a GPU, where one product must be large enough to fill it: 128 MiB
 LOWEST = -1e30  # stands for a logit of -inf: its probability is 0, and its products with 0 are 0
