@@ -53,7 +53,9 @@ class Counted:
             return
         ids = np.concatenate([self.ids, *(one for one, _ in self.held)])
         sums = np.concatenate([self.sums, *(one for _, one in self.held)])
-        if ids.max() < _DENSE:  # as of any vocabulary: no sort
+        if not len(ids):
+            self.ids, self.sums = ids, sums
+        elif ids.max() < _DENSE:  # as of any vocabulary: no sort
             whole = np.stack([np.bincount(ids, sums[:, k]) for k in range(2)], axis=1)
             self.ids = np.flatnonzero(whole[:, 0])
             self.sums = whole[self.ids]
