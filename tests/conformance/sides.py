@@ -20,7 +20,12 @@ def batch(arrays: Arrays, **options: Any) -> tuple[klamp.Batch, torch.Tensor]:
     tensors["entropy"] = tensors["entropy"].clone().requires_grad_(True)
     roles = {f"logp_{role}": tensors[role] for role in ("old", "rollout", "ref")}
     rest = {name: tensors[name] for name in ("entropy", "group", "row", "reward", "segment")}
-    return klamp.Batch(new, mask=tensors["mask"], advantages=tensors["advantages"], **roles, **rest, **options), new
+    # Whole distributions are no case's: any number per token does that is the same however the step is cut.
+    whole = dict.fromkeys(klamp.conditions.WHOLE, 0.5 * (tensors["new"] - tensors["old"]) ** 2)
+    made = klamp.Batch(
+        new, mask=tensors["mask"], advantages=tensors["advantages"], divergences=whole, **roles, **rest, **options
+    )
+    return made, new
 
 
 def ours(spec: str, arrays: Arrays, **options: Any) -> Result:
